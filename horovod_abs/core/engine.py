@@ -1,0 +1,327 @@
+"""The round state machine of one rank, sans I/O.
+
+Two house rules. Nothing here blocks, sleeps, tells the time, or calls a library that does. And every decision that
+must come out the same on all ranks is made from merged ledger entries alone.
+
+Theory of operation
+-------------------
+A rank computes micro-batches and adds them up. All that it computes between two launches is a *round*. At a
+micro-batch boundary its driver tells the engine what has happened (``micro_batch_done``, ``exchange_complete``, …)
+and asks ``next_action`` until the answer is COMPUTE::
+
+        ┌────────────── COMPUTING ◄──────────────────────────────┐
+        │ the round ends and the exchange before it is complete  │
+        ▼                                                        │
+     MERGING ──── the driver reads exchange k−1, calls merged() ─┤ delay 0, or nothing left to launch
+        │                                                        │
+        ▼                                                        │
+    LAUNCHING ─── the driver starts exchange k, calls launched() ┘
+
+    CLOSED    ─── nothing in flight, nothing accumulated; the next micro-batch opens the engine again
+
+At most one exchange is in flight. With ``delay=1`` a rank merges k−1 and launches k at the same boundary, so that
+every sample of a round is computed at the same parameters and the delay is exactly one round; with ``delay=0`` it
+launches k and waits for it.
+
+*When a round ends.* Never before the previous exchange is complete. Then at once if the rank has no work (it is
+closing, or its data have run out), or has reached ``max_micro_batches``; else, from ``min_micro_batches`` on, when
+the clock says so. A rank waits only where it may not compute: with ``delay=0`` while the exchange is in flight, at
+``max_micro_batches``, and without work.
+
+*Closing.* One rank may have merged k and launched k+1 while another has not looked yet, so "wait for what is in
+flight" would deadlock. A rank that wants to close raises CLOSING in its next launches and goes on taking part,
+with weight 0, until a *merged* entry shows the flag from all ranks; that exchange is the last, for everyone. A rank
+that sees LEAVING or STOP from anyone closes too, and so does everyone at the entry that fills the epoch.
+
+References:
+    [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164. [NoDelay] Talyansky et al., ICLR 2019 submission.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from horovod_abs.core.clocks import Clock, Progress
+from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
+
+
+class EngineError(RuntimeError):
+    """The driver told the engine of something that cannot have happened: a bug in the driver, not in the run."""
+
+
+class Action(Enum):
+    """What the rank is to do next."""
+
+    COMPUTE = auto()
+    """Compute another micro-batch."""
+    WAIT = auto()
+    """Wait until the exchange in flight is complete: there is nothing that may be computed."""
+    MERGE = auto()
+    """Read the completed exchange, tell :meth:`Engine.merged`, and apply its result."""
+    LAUNCH = auto()
+    """Start an exchange of what was accumulated, with :meth:`Engine.row`, and tell :meth:`Engine.launched`."""
+    CLOSED = auto()
+    """Nothing is pending, on any rank."""
+
+
+class Phase(Enum):
+    """Where in a round the rank stands."""
+
+    COMPUTING = auto()
+    MERGING = auto()
+    LAUNCHING = auto()
+    CLOSED = auto()
+
+
+@dataclass(slots=True)
+class _Round:
+    """What the current round has added up so far."""
+
+    weight: float = 0.0
+    drawn: float = 0.0
+    micro_batches: int = 0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+
+
+class Engine:
+    """Decides when one rank computes, launches, merges and waits.
+
+    Args:
+        size: Number of ranks.
+        clock: Decides when a round ends.
+        delay: Rounds between computing a gradient and applying it, 0 or 1.
+        min_micro_batches: Micro-batches that a rank with work does at least in a round.
+        max_micro_batches: Micro-batches after which a rank waits for the exchange.
+
+    Attributes:
+        ledger: What was merged so far.
+        launches: Exchanges that this rank has launched.
+        closing: Whether this rank contributes nothing more until all ranks have closed.
+        starved: Whether the rank has no data until the next merge.
+
+    Raises:
+        ValueError: an argument out of range, or a clock that cannot work within ``max_micro_batches``.
+    """
+
+    def __init__(
+        self, size: int, clock: Clock, *, delay: int = 1, min_micro_batches: int = 1, max_micro_batches: int = 64
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        if delay not in (0, 1):
+            raise ValueError(f"delay must be 0 or 1, got {delay!r}")
+        if not 1 <= min_micro_batches <= max_micro_batches:
+            raise ValueError(
+                f"need 1 <= min_micro_batches <= max_micro_batches, got {min_micro_batches} and {max_micro_batches}"
+            )
+        clock.validate(max_micro_batches)
+        self.clock = clock
+        self.delay = delay
+        self.min_micro_batches = min_micro_batches
+        self.max_micro_batches = max_micro_batches
+        self.ledger = Ledger(size)
+        self.launches = 0
+        self.closing = False
+        self.starved = False
+        self._phase = Phase.CLOSED
+        self._round = _Round()
+        self._complete = False
+        self._flags = Flag(0)
+        self._drawn_target: float | None = None
+        self._target_is_exact = False
+        self._last_merge: float | None = None
+
+    # -- what the driver may ask -----------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether an exchange was launched and not merged."""
+        return self.launches > self.ledger.rounds
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is pending on any rank."""
+        return self._phase is Phase.CLOSED
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of the current round."""
+        return self._round.micro_batches
+
+    def next_action(self, now: float) -> Action:
+        """What to do at this boundary. Asking twice gives the same answer.
+
+        Args:
+            now: Seconds on any clock that does not go backwards.
+        """
+        if self._last_merge is None:
+            self._last_merge = now
+        if self._phase is Phase.COMPUTING:
+            return self._boundary(now)
+        return {Phase.MERGING: Action.MERGE, Phase.LAUNCHING: Action.LAUNCH, Phase.CLOSED: Action.CLOSED}[self._phase]
+
+    def row(self, options: int = 0) -> Floats:
+        """This rank's row of the exchange to be launched, shape ``(len(Column),)``.
+
+        Args:
+            options: Fingerprint of the hyper-parameters, below 2**52.
+        """
+        row = np.zeros(len(Column))
+        row[Column.WEIGHT] = self._round.weight
+        row[Column.DRAWN] = self._round.drawn
+        row[Column.MICRO_BATCHES] = self._round.micro_batches
+        row[Column.COMPUTE_SECONDS] = self._round.compute_seconds
+        row[Column.WAIT_SECONDS] = self._round.wait_seconds
+        row[Column.FLAGS] = self._flags | (Flag.CLOSING if self.closing else Flag(0))
+        row[Column.OPTIONS] = options
+        return row
+
+    # -- what the driver tells -------------------------------------------------------------------------------------
+
+    def micro_batch_done(self, weight: float, drawn: float, seconds: float) -> None:
+        """A micro-batch was added to the accumulator, or was dropped (``weight=0``).
+
+        Args:
+            weight: Samples that it adds to the average.
+            drawn: Indices of the data set that it used up.
+            seconds: Time that it took to compute.
+
+        Raises:
+            EngineError: no micro-batch may be computed now.
+        """
+        self._open()
+        if self._phase is not Phase.COMPUTING or self.closing or self._must_wait():
+            raise EngineError(f"a micro-batch was computed although the rank may not compute ({self._describe()})")
+        self._round.weight += weight
+        self._round.drawn += drawn
+        self._round.micro_batches += 1
+        self._round.compute_seconds += seconds
+
+    def data_drawn(self, drawn: float) -> None:
+        """Indices of the data set were used up, apart from a micro-batch."""
+        self._round.drawn += drawn
+
+    def starve(self) -> None:
+        """The rank has no data: let it take part with what it has, until the next merge may give it some."""
+        self._open()
+        self.starved = True
+
+    def waited(self, seconds: float) -> None:
+        """The rank has waited for an exchange."""
+        self._round.wait_seconds += seconds
+
+    def exchange_complete(self) -> None:
+        """The exchange in flight is complete and can be read without waiting."""
+        if not self.in_flight:
+            raise EngineError(f"no exchange is in flight ({self._describe()})")
+        self._complete = True
+
+    def launched(self) -> None:
+        """The exchange that LAUNCH asked for has been started; a new round begins."""
+        if self._phase is not Phase.LAUNCHING:
+            raise EngineError(f"no launch was asked for ({self._describe()})")
+        self.launches += 1
+        self._complete = False
+        self._flags = Flag(0)
+        self._round = _Round()
+        self._phase = Phase.COMPUTING
+
+    def merged(self, entry: Entry, now: float) -> None:
+        """The exchange that MERGE asked for has been read.
+
+        Args:
+            entry: Its rows, the same on every rank.
+            now: Seconds on the clock of :meth:`next_action`.
+        """
+        if self._phase is not Phase.MERGING:
+            raise EngineError(f"no merge was asked for ({self._describe()})")
+        self.ledger.append(entry)
+        self.starved = False
+        self._last_merge = now
+        if entry.ranks_with(Flag.LEAVING | Flag.STOP):
+            self.closing = True
+        filled = self._drawn_target is not None and float(self.ledger.drawn.sum()) >= self._drawn_target
+        if entry.all_raised(Flag.CLOSING) or (filled and (self._target_is_exact or self.delay == 0)):
+            self._close_for_good()
+        else:
+            self.closing = self.closing or filled
+            self._phase = Phase.COMPUTING if self.delay == 0 else Phase.LAUNCHING
+
+    # -- what the user's program asks for --------------------------------------------------------------------------
+
+    def open(self, drawn_target: float | None = None, *, exact: bool = False) -> None:
+        """Begin an epoch.
+
+        Args:
+            drawn_target: The epoch ends, on all ranks at the same exchange, when the ledger's count of drawn
+                indices, since the beginning of the run, has reached this.
+            exact: No rank can have anything accumulated when the target is reached, because every index is
+                counted only after its gradient: the exchange that reaches it is then the last. Without it one
+                more exchange carries what the ranks have accumulated meanwhile.
+
+        Raises:
+            EngineError: an epoch, or a loop without one, has not been closed.
+        """
+        if self._phase is not Phase.CLOSED:
+            raise EngineError(f"the rounds before have not been closed ({self._describe()})")
+        self._drawn_target = drawn_target
+        self._target_is_exact = exact
+        self._open()
+
+    def close(self, flags: Flag = Flag(0)) -> None:
+        """Contribute nothing more, and take part until all ranks have closed.
+
+        Args:
+            flags: What to tell the others besides (LEAVING).
+        """
+        self._open()
+        self.closing = True
+        self._flags |= flags
+
+    def raise_flag(self, flag: Flag) -> None:
+        """Tell all ranks something with the next launch (STOP, CHECKPOINT)."""
+        self._flags |= flag
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self._phase is Phase.CLOSED:
+            self._phase = Phase.COMPUTING
+
+    def _close_for_good(self) -> None:
+        self._phase = Phase.CLOSED
+        self.closing = False
+        self._drawn_target = None
+        self._last_merge = None
+
+    def _boundary(self, now: float) -> Action:
+        if not self.in_flight:
+            if not self._round_ends(now):
+                return Action.COMPUTE
+            self._phase = Phase.LAUNCHING
+            return Action.LAUNCH
+        if self._complete and (self.delay == 0 or self._round_ends(now)):
+            self._phase = Phase.MERGING
+            return Action.MERGE
+        return Action.WAIT if self._must_wait() else Action.COMPUTE
+
+    def _round_ends(self, now: float) -> bool:
+        done = self._round.micro_batches
+        if self.closing or self.starved or done >= self.max_micro_batches:
+            return True
+        elapsed = now - (now if self._last_merge is None else self._last_merge)
+        return done >= self.min_micro_batches and self.clock.is_due(Progress(self.launches, done, elapsed))
+
+    def _must_wait(self) -> bool:
+        idle = self.closing or self.starved or self._round.micro_batches >= self.max_micro_batches
+        return self.in_flight and (self.delay == 0 or idle)
+
+    def _describe(self) -> str:
+        return (
+            f"{self._phase.name.lower()}, {self.launches} exchanges launched, {self.ledger.rounds} merged, "
+            f"{self._round.micro_batches} micro-batches in the round"
+        )

@@ -1,0 +1,1 @@
+"""Virtual cluster: the production engine for many ranks, in virtual time."""

@@ -1,0 +1,246 @@
+"""A cluster of ranks in virtual time, each running the production engine.
+
+What is simulated is the ranks' programs, the network and the time; what is decided is decided by
+:class:`horovod_abs.core.engine.Engine`. A rank's program is a generator that yields what the rank does next
+(:class:`Compute`, :class:`Starve`, …) and goes on when it is done, as a user's training loop would::
+
+    def program(rank):
+        for _ in range(100):
+            yield Compute(samples=16, seconds=0.02)
+        yield Synchronize()
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from horovod_abs.core.engine import Action, Engine
+from horovod_abs.core.ledger import Entry, Flag, Floats
+
+
+@dataclass(frozen=True)
+class Open:
+    """Begin an epoch; see :meth:`Engine.open`."""
+
+    drawn_target: float
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Compute a micro-batch of so many samples, for so many seconds.
+
+    ``weight`` and ``drawn`` say what it counts for, where that is not ``samples``.
+    """
+
+    samples: float
+    seconds: float
+    weight: float | None = None
+    drawn: float | None = None
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Do something else for so many seconds, without looking at the engine."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Starve:
+    """Have no data until the next merge."""
+
+
+@dataclass(frozen=True)
+class Synchronize:
+    """Close, and go on when all ranks have closed; ``flags`` as for an early ``break`` (LEAVING)."""
+
+    flags: Flag = Flag(0)
+
+
+Step = Open | Compute | Pause | Starve | Synchronize
+Program = Generator[Step, None, None]
+ExchangeTime = Callable[[int], float]
+
+
+class VirtualDeadlock(RuntimeError):
+    """Some ranks wait and nothing will ever happen; the message says where each of them stands."""
+
+
+class VirtualRank:
+    """One rank: its engine, its program, and what happened to it.
+
+    Attributes:
+        merges: ``(time, exchange)`` of each merge.
+        launches: ``(time, exchange)`` of each launch.
+        computing: Seconds spent computing.
+        waiting: Seconds spent waiting.
+        ended: When its program ended, in seconds, or ``None``.
+    """
+
+    def __init__(self, engine: Engine, program: Program) -> None:
+        self.engine = engine
+        self.program = program
+        self.merges: list[tuple[float, int]] = []
+        self.launches: list[tuple[float, int]] = []
+        self.computing = 0.0
+        self.waiting = 0.0
+        self.ended: float | None = None
+        self.current: Step | None = None
+        self.waiting_since: float | None = None
+
+
+@dataclass
+class _Exchange:
+    rows: dict[int, Floats] = field(default_factory=dict)
+    done: float | None = None
+
+
+class VirtualCluster:
+    """Runs the programs of all ranks to their end, in virtual time.
+
+    Args:
+        engines: One engine for each rank.
+        programs: One program for each rank.
+        exchange_seconds: Duration of exchange k, from its last launch to its completion.
+        on_launch: Called as ``on_launch(rank, exchange)`` when a rank launches.
+        on_merge: Called as ``on_merge(rank, entry)`` when a rank merges.
+        max_events: More events than this are a livelock.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        programs: Sequence[Program],
+        exchange_seconds: ExchangeTime,
+        *,
+        on_launch: Callable[[int, int], None] = lambda rank, exchange: None,
+        on_merge: Callable[[int, Entry], None] = lambda rank, entry: None,
+        max_events: int = 1_000_000,
+    ) -> None:
+        self.ranks = [VirtualRank(engine, program) for engine, program in zip(engines, programs, strict=True)]
+        self.entries: list[Entry] = []
+        self.now = 0.0
+        self._exchange_seconds = exchange_seconds
+        self._on_launch = on_launch
+        self._on_merge = on_merge
+        self._max_events = max_events
+        self._exchanges: dict[int, _Exchange] = {}
+        self._events: list[tuple[float, int, int, int | None]] = []  # time, order, rank, exchange that completed
+        self._order = itertools.count()
+
+    def run(self) -> None:
+        """Run until every program has ended.
+
+        Raises:
+            VirtualDeadlock: nothing will ever happen, or too much does.
+        """
+        for rank in range(len(self.ranks)):
+            self._schedule(0.0, rank)
+        for _ in range(self._max_events):
+            if not self._events:
+                break
+            self.now, _, rank, completed = heapq.heappop(self._events)
+            if completed is None:
+                self._step_over(rank)
+            elif self.ranks[rank].waiting_since is not None:
+                self._drive(rank)
+        if any(rank.ended is None for rank in self.ranks):
+            what = "livelock" if self._events else "deadlock"
+            raise VirtualDeadlock(f"{what} at {self.now:.3f} s: " + "; ".join(map(self._describe, range(self.size))))
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def _step_over(self, index: int) -> None:
+        """The rank's current step has taken its time: tell the engine, and see what comes next."""
+        rank = self.ranks[index]
+        match rank.current:
+            case Compute(samples, seconds, weight, drawn):
+                rank.computing += seconds
+                rank.engine.micro_batch_done(
+                    samples if weight is None else weight, samples if drawn is None else drawn, seconds
+                )
+                self._drive(index)
+            case _:
+                self._advance(index)
+
+    def _advance(self, index: int) -> None:
+        """Let the rank's program say what it does next."""
+        rank = self.ranks[index]
+        while True:
+            try:
+                rank.current = next(rank.program)
+            except StopIteration:
+                rank.ended = self.now
+                return
+            match rank.current:
+                case Open(drawn_target, exact):
+                    rank.engine.open(drawn_target, exact=exact)
+                case Compute(seconds=seconds) | Pause(seconds):
+                    self._schedule(self.now + seconds, index)
+                    return
+                case Starve():
+                    rank.engine.starve()
+                    return self._drive(index)
+                case Synchronize(flags):
+                    rank.engine.close(flags)
+                    return self._drive(index)
+
+    def _drive(self, index: int) -> None:
+        """Do what the engine asks for until the rank may compute or must wait."""
+        rank, engine = self.ranks[index], self.ranks[index].engine
+        if rank.waiting_since is not None:
+            rank.waiting += self.now - rank.waiting_since
+            engine.waited(self.now - rank.waiting_since)
+            rank.waiting_since = None
+        while True:
+            exchange = self._exchanges.get(engine.ledger.rounds)
+            if engine.in_flight and exchange and exchange.done is not None and exchange.done <= self.now:
+                engine.exchange_complete()
+            match engine.next_action(self.now):
+                case Action.LAUNCH:
+                    self._launch(index)
+                case Action.MERGE:
+                    self._merge(index)
+                case Action.WAIT:
+                    rank.waiting_since = self.now
+                    return
+                case Action.COMPUTE | Action.CLOSED:
+                    return self._advance(index)
+
+    def _launch(self, index: int) -> None:
+        rank = self.ranks[index]
+        number = rank.engine.launches
+        exchange = self._exchanges.setdefault(number, _Exchange())
+        exchange.rows[index] = rank.engine.row()
+        rank.engine.launched()
+        rank.launches.append((self.now, number))
+        self._on_launch(index, number)
+        if len(exchange.rows) == self.size:
+            exchange.done = self.now + self._exchange_seconds(number)
+            self.entries.append(Entry(number, np.stack([exchange.rows[i] for i in range(self.size)])))
+            for other in range(self.size):
+                self._schedule(exchange.done, other, number)
+
+    def _merge(self, index: int) -> None:
+        rank = self.ranks[index]
+        entry = self.entries[rank.engine.ledger.rounds]
+        rank.engine.merged(entry, self.now)
+        rank.merges.append((self.now, entry.round))
+        self._on_merge(index, entry)
+
+    def _schedule(self, time: float, rank: int, completed: int | None = None) -> None:
+        heapq.heappush(self._events, (time, next(self._order), rank, completed))
+
+    def _describe(self, index: int) -> str:
+        rank = self.ranks[index]
+        doing = "has ended" if rank.ended is not None else f"is at {rank.current}"
+        return f"rank {index} {doing}, {rank.engine.launches} launched, {rank.engine.ledger.rounds} merged"
