@@ -32,7 +32,7 @@ class Clock(ABC):
     def is_due(self, progress: Progress) -> bool:
         """Whether a rank that has come this far ends its round now."""
 
-    def validate(self, max_micro_batches: int) -> None:
+    def validate(self, max_micro_batches: int) -> None:  # noqa: B027  (most clocks have no bound)
         """Raise :class:`ValueError` if the clock cannot work within the bound on a round."""
 
 

@@ -30,8 +30,12 @@ the clock says so. A rank waits only where it may not compute: with ``delay=0`` 
 
 *Closing.* One rank may have merged k and launched k+1 while another has not looked yet, so "wait for what is in
 flight" would deadlock. A rank that wants to close raises CLOSING in its next launches and goes on taking part,
-with weight 0, until a *merged* entry shows the flag from all ranks; that exchange is the last, for everyone. A rank
-that sees LEAVING or STOP from anyone closes too, and so does everyone at the entry that fills the epoch.
+with weight 0, until a *merged* entry shows the flag from all ranks; that exchange is the last, for everyone.
+
+*Ending.* An entry that fills the epoch, or shows LEAVING or STOP from anyone, sets ``ending`` on every rank at the
+same exchange. It is a request to the program, which may be in the middle of a batch: rounds go on as usual until the
+program answers with ``close``. Only where nobody can hold anything back (an ``exact`` target) is that exchange itself
+the last.
 
 References:
     [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164. [NoDelay] Talyansky et al., ICLR 2019 submission.
@@ -39,8 +43,10 @@ References:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +105,8 @@ class Engine:
 
     Attributes:
         ledger: What was merged so far.
-        launches: Exchanges that this rank has launched.
+        in_flight: Whether an exchange was launched and not merged.
+        ending: Whether a merged entry has asked every rank to close.
         closing: Whether this rank contributes nothing more until all ranks have closed.
         starved: Whether the rank has no data until the next merge.
 
@@ -124,23 +131,25 @@ class Engine:
         self.min_micro_batches = min_micro_batches
         self.max_micro_batches = max_micro_batches
         self.ledger = Ledger(size)
-        self.launches = 0
+        self.in_flight = False
+        self.ending = False
         self.closing = False
         self.starved = False
         self._phase = Phase.CLOSED
         self._round = _Round()
         self._complete = False
         self._flags = Flag(0)
-        self._drawn_target: float | None = None
+        self._drawn_target = math.inf
+        self._rounds_target = math.inf
         self._target_is_exact = False
         self._last_merge: float | None = None
 
     # -- what the driver may ask -----------------------------------------------------------------------------------
 
     @property
-    def in_flight(self) -> bool:
-        """Whether an exchange was launched and not merged."""
-        return self.launches > self.ledger.rounds
+    def launches(self) -> int:
+        """Exchanges that this rank has launched since the beginning of the run: the number of the next one."""
+        return self.ledger.rounds + self.in_flight
 
     @property
     def closed(self) -> bool:
@@ -224,7 +233,7 @@ class Engine:
         """The exchange that LAUNCH asked for has been started; a new round begins."""
         if self._phase is not Phase.LAUNCHING:
             raise EngineError(f"no launch was asked for ({self._describe()})")
-        self.launches += 1
+        self.in_flight = True
         self._complete = False
         self._flags = Flag(0)
         self._round = _Round()
@@ -240,28 +249,28 @@ class Engine:
         if self._phase is not Phase.MERGING:
             raise EngineError(f"no merge was asked for ({self._describe()})")
         self.ledger.append(entry)
+        self.in_flight = False
         self.starved = False
         self._last_merge = now
-        if entry.ranks_with(Flag.LEAVING | Flag.STOP):
-            self.closing = True
-        filled = self._drawn_target is not None and float(self.ledger.drawn.sum()) >= self._drawn_target
-        if entry.all_raised(Flag.CLOSING) or (filled and (self._target_is_exact or self.delay == 0)):
+        filled = float(self.ledger.drawn.sum()) >= self._drawn_target
+        if filled or self.ledger.rounds >= self._rounds_target or entry.ranks_with(Flag.LEAVING | Flag.STOP):
+            self.ending = True
+        if entry.all_raised(Flag.CLOSING) or (filled and self._target_is_exact):
             self._close_for_good()
         else:
-            self.closing = self.closing or filled
             self._phase = Phase.COMPUTING if self.delay == 0 else Phase.LAUNCHING
 
     # -- what the user's program asks for --------------------------------------------------------------------------
 
-    def open(self, drawn_target: float | None = None, *, exact: bool = False) -> None:
+    def open(self, drawn_target: float = math.inf, *, rounds_target: float = math.inf, exact: bool = False) -> None:
         """Begin an epoch.
 
         Args:
             drawn_target: The epoch ends, on all ranks at the same exchange, when the ledger's count of drawn
                 indices, since the beginning of the run, has reached this.
-            exact: No rank can have anything accumulated when the target is reached, because every index is
-                counted only after its gradient: the exchange that reaches it is then the last. Without it one
-                more exchange carries what the ranks have accumulated meanwhile.
+            rounds_target: It ends when so many exchanges, since the beginning of the run, have been merged.
+            exact: No rank can hold anything back when ``drawn_target`` is reached, because every index is counted
+                only after its gradient: the exchange that reaches it is then the last.
 
         Raises:
             EngineError: an epoch, or a loop without one, has not been closed.
@@ -269,10 +278,11 @@ class Engine:
         if self._phase is not Phase.CLOSED:
             raise EngineError(f"the rounds before have not been closed ({self._describe()})")
         self._drawn_target = drawn_target
+        self._rounds_target = rounds_target
         self._target_is_exact = exact
         self._open()
 
-    def close(self, flags: Flag = Flag(0)) -> None:
+    def close(self, flags: Flag | None = None) -> None:
         """Contribute nothing more, and take part until all ranks have closed.
 
         Args:
@@ -280,7 +290,19 @@ class Engine:
         """
         self._open()
         self.closing = True
-        self._flags |= flags
+        self._flags |= flags or Flag(0)
+
+    def resume(self, ledger: dict[str, Any]) -> None:
+        """Go on where a run ended that saved this ledger.
+
+        Raises:
+            EngineError: rounds are pending.
+            ValueError: the ledger is of another number of ranks.
+        """
+        if self._phase is not Phase.CLOSED:
+            raise EngineError(f"rounds are pending ({self._describe()})")
+        self.ledger.load_state_dict(ledger)
+        self.launches = self.ledger.rounds
 
     def raise_flag(self, flag: Flag) -> None:
         """Tell all ranks something with the next launch (STOP, CHECKPOINT)."""
@@ -294,8 +316,9 @@ class Engine:
 
     def _close_for_good(self) -> None:
         self._phase = Phase.CLOSED
-        self.closing = False
-        self._drawn_target = None
+        self.ending = self.closing = False
+        self._flags &= ~Flag.LEAVING  # what was to be left has ended
+        self._drawn_target = self._rounds_target = math.inf
         self._last_merge = None
 
     def _boundary(self, now: float) -> Action:

@@ -104,6 +104,11 @@ class Ledger:
         self.drawn: Floats = np.zeros(size)
         self.recent: deque[Entry] = deque(maxlen=self.KEPT)
 
+    @property
+    def last_weight(self) -> float:
+        """Samples in the last merged exchange that was not empty; 0 if there was none."""
+        return next((entry.weight for entry in reversed(self.recent) if entry.weight), 0.0)
+
     def append(self, entry: Entry) -> None:
         """Add a merged entry. Raises :class:`ValueError` if it is not the next one or has another shape."""
         if entry.round != self.rounds or entry.rows.shape != (self.size, len(Column)):

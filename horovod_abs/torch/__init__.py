@@ -1,0 +1,42 @@
+"""Horovod for PyTorch, with exchanges that nobody waits for.
+
+Everything of ``horovod.torch`` is here under its own name, so that one changed import line is enough::
+
+    import horovod_abs.torch as hvd
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as _horovod
+from horovod.torch import *  # noqa: F403
+
+from horovod_abs import mpi as _mpi
+from horovod_abs.core.clocks import Clock, CountClock, SyncClock
+from horovod_abs.driver import RoundRecord
+from horovod_abs.errors import ExchangeFailed, ExchangeTimeout, Mismatch, RunError
+from horovod_abs.torch.exchanges import Gradients
+from horovod_abs.torch.optimizer import DistributedOptimizer as DistributedOptimizer
+from horovod_abs.torch.optimizer import DistributedOptimizerMixin, join
+
+__all__ = [
+    *(name for name in vars(_horovod) if not name.startswith("_")),
+    "Clock",
+    "CountClock",
+    "DistributedOptimizerMixin",
+    "ExchangeFailed",
+    "ExchangeTimeout",
+    "Gradients",
+    "Mismatch",
+    "RoundRecord",
+    "RunError",
+    "SyncClock",
+    "join",
+]
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """``horovod.torch.init``, after MPI has been made ready to be shared with it."""
+    _mpi.prepare()
+    _horovod.init(*args, **kwargs)

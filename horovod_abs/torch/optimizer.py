@@ -1,0 +1,417 @@
+"""``DistributedOptimizer``: the user's optimizer, stepping once a round instead of after every backward pass."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import horovod.torch as hvd
+import torch
+from horovod.torch.compression import Compression
+from horovod.torch.optimizer import _DistributedOptimizer
+
+from horovod_abs.core.clocks import Clock, SyncClock
+from horovod_abs.core.engine import Engine
+from horovod_abs.core.scaling import Rule, Scaling
+from horovod_abs.driver import Driver, RoundRecord
+from horovod_abs.errors import ExchangeFailed
+from horovod_abs.rollcall import RollCall
+from horovod_abs.torch import checks
+from horovod_abs.torch.data import count_samples, epoch_batches, epoch_length
+from horovod_abs.torch.exchanges import Gradients
+from horovod_abs.torch.payloads import GradientOptions, GradientPayload
+from horovod_abs.torch.timing import Timer, timer_for
+from horovod_abs.torch.wire import HorovodWire, open_wire
+
+Batch = TypeVar("Batch")
+_made: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # process set -> numbers of its optimizers
+_living: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def DistributedOptimizer(  # noqa: N802  (Horovod's name)
+    optimizer: torch.optim.Optimizer,
+    named_parameters: checks.NamedParameters | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = hvd.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = hvd.global_process_set,
+    *,
+    exchange: Gradients | None = None,
+    clock: Clock | None = None,
+    loss_reduction: str = "mean",
+    lr_scaling: Rule = "none",
+    reference_batch_size: float | None = None,
+    warmup_samples: float = 0,
+    clip_grad_norm: float | None = None,
+    min_micro_batches: int = 1,
+    max_micro_batches: int = 64,
+    exchange_timeout: float = 60.0,
+) -> Any:
+    """Make an optimizer that computes on while gradients are exchanged, and lets every rank do as much as it can.
+
+    The result is an instance of the class of ``optimizer`` and of Horovod's ``_DistributedOptimizer``; state that
+    ``optimizer`` already has is kept. Call it on every rank, after ``hvd.init()``. Then, in the training loop::
+
+        for x, y in optimizer.epoch(loader):
+            optimizer.zero_grad()
+            loss_fn(model(x), y).backward()
+            optimizer.step(samples=len(x))
+
+    Args:
+        optimizer: The optimizer to wrap, e.g. ``torch.optim.SGD(model.parameters(), lr=0.1)``.
+        named_parameters: Pairs of name and parameter, as ``model.named_parameters()``.
+        compression: ``hvd.Compression.none`` or ``.fp16``; applied to gradients on the wire, never to counts.
+        backward_passes_per_step: Must be 1; see ``CountClock``.
+        op: Must be ``hvd.Average``.
+        gradient_predivide_factor: The sum is divided by this before the exchange and multiplied by it afterwards.
+        num_groups: Must be 0; gradients travel as one group.
+        groups: Must be ``None``.
+        sparse_as_dense: Convert sparse gradients to dense ones instead of refusing them.
+        process_set: The ranks that train together. A rank outside steps by itself.
+        exchange: What is averaged; :class:`Gradients` by default.
+        clock: When a round ends; :class:`SyncClock` by default.
+        loss_reduction: ``"mean"`` if the loss is a mean over the samples of ``step``, ``"sum"`` if it is their sum.
+        lr_scaling: ``"none"``, ``"linear"`` or ``"sqrt"``: learning rate against the global batch.
+        reference_batch_size: The global batch, in samples, that the learning rate was tuned for.
+        warmup_samples: Samples over which the scaling is phased in.
+        clip_grad_norm: Greatest 2-norm of the *global* gradient.
+        min_micro_batches: Micro-batches that a rank does at least in a round.
+        max_micro_batches: Micro-batches after which a rank waits for the exchange.
+        exchange_timeout: Seconds without progress after which a waiting rank gives up, naming the missing ones.
+
+    Raises:
+        ValueError: an option that is out of range, or would not keep its meaning here.
+        Mismatch: the ranks were given different models, options or clocks.
+
+    References:
+        [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164.
+    """
+    exchange, clock = exchange or Gradients(), clock or SyncClock()
+    checks.refuse_unsupported(
+        optimizer,
+        {
+            "backward_passes_per_step": backward_passes_per_step,
+            "op": op,
+            "num_groups": num_groups,
+            "groups": groups,
+        },
+    )
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+    if clip_grad_norm is not None and not clip_grad_norm > 0:
+        raise ValueError(f"clip_grad_norm must be positive, got {clip_grad_norm!r}")
+    if not (gradient_predivide_factor > 0 and math.isfinite(gradient_predivide_factor)):
+        raise ValueError(f"gradient_predivide_factor must be positive, got {gradient_predivide_factor!r}")
+    options = GradientOptions(
+        scaling=Scaling(lr_scaling, reference_batch_size, warmup_samples),
+        compression=compression,
+        clip_grad_norm=clip_grad_norm,
+        loss_reduction=loss_reduction,
+        gradient_predivide_factor=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+    )
+    names = checks.check_names(optimizer, named_parameters)
+    wire = open_wire(process_set)
+    engine = Engine(
+        wire.size,
+        clock,
+        delay=exchange.delay,
+        min_micro_batches=min_micro_batches,
+        max_micro_batches=max_micro_batches,
+    )
+    self = _of_both_classes(optimizer)
+    number = next(_made[process_set.process_set_id])
+    name = f"horovod_abs.{process_set.process_set_id}.{number}"
+    payload = GradientPayload(self, lambda: type(optimizer).step(self), wire, name, options)
+    announcer = None
+    if isinstance(wire, HorovodWire):
+        ranks = process_set.ranks or range(wire.size)
+        announcer = RollCall(process_set.process_set_id * 1000 + number, wire.rank, ranks)
+    driver = Driver(engine, payload, rank=wire.rank, announcer=announcer, exchange_timeout=exchange_timeout)
+    self._rounds = _Rounds(
+        driver=driver,
+        payload=payload,
+        user_class=type(optimizer),
+        timer=timer_for(payload.parameters[0].device),
+        announcer=announcer,
+        names=names,
+        given={
+            "exchange": repr(exchange),
+            "clock": repr(clock),
+            "options": repr(
+                (options, min_micro_batches, max_micro_batches, exchange_timeout, type(optimizer).__name__)
+            ),
+        },
+        process_set=process_set,
+        name=name,
+        timeout=exchange_timeout,
+    )
+    self._rounds.check_same(self)
+    _living.add(self)
+    return self
+
+
+@dataclass
+class _Rounds:
+    """All that ``DistributedOptimizer`` adds to the user's optimizer, in one attribute of it."""
+
+    driver: Driver
+    payload: GradientPayload
+    user_class: type[torch.optim.Optimizer]
+    timer: Timer
+    announcer: RollCall | None
+    names: dict[int, str]
+    given: dict[str, str]
+    process_set: Any
+    name: str
+    timeout: float
+
+    def check_same(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise :class:`Mismatch` if another rank has another model or other options."""
+        if self.announcer is not None:
+            given = {"parameters": checks.describe_parameters(optimizer, self.names), **self.given}
+            checks.check_same_on_all_ranks(given, self.process_set, self.name, self.timeout)
+
+
+class DistributedOptimizerMixin(_DistributedOptimizer):
+    """What an optimizer made by :func:`DistributedOptimizer` can do besides what its own class can."""
+
+    _rounds: _Rounds
+
+    # -- the training loop -----------------------------------------------------------------------------------------
+
+    def step(self, closure: None = None, samples: float | None = None) -> bool:
+        """Add the gradients of one micro-batch to the round, and merge if an exchange is complete and the round ends.
+
+        Args:
+            closure: Must be ``None``: a closure cannot be evaluated again after an exchange.
+            samples: Divisor of the loss: the number of samples in the micro-batch. May be left out inside
+                ``epoch``, where it is the length of the batch.
+
+        Returns:
+            Whether a merge happened in this call.
+
+        Raises:
+            ValueError: a closure; a number of samples that is missing, negative or not finite; a sparse gradient.
+            ExchangeTimeout, ExchangeFailed, Mismatch: the exchange did not work out; names rank, cause and remedy.
+        """
+        rounds = _rounds_of(self)
+        seconds = rounds.timer.stop()
+        if closure is not None:
+            raise ValueError("step() takes no closure: it could not be evaluated again after the exchange")
+        samples = rounds.driver.batch_size if samples is None else samples
+        if samples is None:
+            raise ValueError("step() needs samples=, the number of samples that the loss was averaged over")
+        if not (samples >= 0 and math.isfinite(samples)):
+            raise ValueError(f"samples must not be negative or infinite, got {samples!r}")
+        if rounds.driver.failed:
+            raise ExchangeFailed(rounds.driver.rank, "an exchange has failed before", "Start the run again")
+        if samples:
+            rounds.payload.accumulate(samples)
+        merged = rounds.driver.micro_batch_done(float(samples), seconds)
+        rounds.timer.start()
+        return merged
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the micro-batch; ``step`` has already done so."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def epoch(
+        self, loader: Iterable[Batch], *, samples: float | None = None, rounds: int | None = None
+    ) -> Iterator[Batch]:
+        """Go through ``loader`` until the epoch ends, on all ranks at the same exchange.
+
+        The loader is begun again as often as needed: a fast rank goes through it more often than a slow one. All
+        ranks call it; leaving it by ``break`` or an exception ends the epoch on all ranks. Nothing is pending
+        afterwards.
+
+        Args:
+            loader: This rank's batches, e.g. a ``DataLoader``.
+            samples: The epoch ends when all ranks together have drawn this many; ``len(loader.dataset)`` by default.
+            rounds: The epoch ends after so many rounds instead.
+
+        Raises:
+            ValueError: no length can be found, or the loader reorders batches (``in_order=False``).
+        """
+        state = _rounds_of(self)
+        drawn = epoch_length(loader, samples, rounds)
+        batches = state.driver.epoch(
+            epoch_batches(loader), count_samples, drawn=drawn, rounds=math.inf if rounds is None else rounds
+        )
+        return self._timed(batches)
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        timer = _rounds_of(self).timer
+        timer.start()
+        try:
+            yield from batches
+        finally:
+            self._opt_called = True  # merges outside step() count for LR schedulers' order check
+
+    def synchronize(self) -> None:
+        """Exchange what is pending and wait until all ranks have closed; a loop without ``epoch`` must end with it.
+
+        Every rank must call it.
+        """
+        rounds = _rounds_of(self)
+        rounds.driver.close()
+        rounds.timer.start()
+
+    def on_merge(self, callback: Callable[[], object]) -> Callable[[], object]:
+        """Call ``callback`` after each global update, in ``step`` or outside, e.g. ``scheduler.step``."""
+        _rounds_of(self).driver.on_merge.append(callback)
+        return callback
+
+    @contextmanager
+    def authoritative(self) -> Iterator[None]:
+        """While inside, the model has the parameters that all ranks share, and the others know that this rank is busy.
+
+        For evaluation, and for saving ``model.state_dict()``.
+        """
+        rounds = _rounds_of(self)
+        launches = rounds.driver.engine.launches
+        if rounds.announcer:
+            rounds.announcer.announce(launches, busy=True)
+        try:
+            yield
+        finally:
+            if rounds.announcer:
+                rounds.announcer.announce(launches, busy=False)
+            rounds.timer.start()
+
+    # -- what has happened -----------------------------------------------------------------------------------------
+
+    @property
+    def samples_seen(self) -> float:
+        """Samples that entered the model so far, over all ranks."""
+        return float(_rounds_of(self).driver.engine.ledger.weight.sum())
+
+    @property
+    def history(self) -> list[RoundRecord]:
+        """The merged rounds, oldest first."""
+        return list(_rounds_of(self).driver.history)
+
+    @property
+    def last_round(self) -> RoundRecord | None:
+        """The round merged last."""
+        history = _rounds_of(self).driver.history
+        return history[-1] if history else None
+
+    @property
+    def dropped_rounds(self) -> tuple[int, ...]:
+        """Rounds dropped because a rank's gradients were not finite, by rank."""
+        return tuple(_rounds_of(self).driver.nonfinite)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The user's optimizer's state, with the ledger under ``"horovod_abs"``; a plain optimizer can load it.
+
+        Raises:
+            RuntimeError: something is pending; call ``synchronize()`` first, on every rank.
+        """
+        rounds = _rounds_of(self)
+        self._refuse_pending("state_dict()")
+        state: dict[str, Any] = rounds.user_class.state_dict(self)
+        return {**state, "horovod_abs": {"ledger": rounds.driver.engine.ledger.state_dict()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of a plain or of a distributed optimizer.
+
+        Raises:
+            RuntimeError: something is pending.
+            ValueError: it was written by another number of ranks.
+        """
+        rounds = _rounds_of(self)
+        self._refuse_pending("load_state_dict()")
+        own = {key: value for key, value in state_dict.items() if key != "horovod_abs"}
+        if "horovod_abs" in state_dict:
+            rounds.driver.engine.resume(state_dict["horovod_abs"]["ledger"])
+        rounds.user_class.load_state_dict(self, own)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; every rank must, and nothing may be pending."""
+        rounds = _rounds_of(self)
+        self._refuse_pending("add_param_group()")
+        rounds.user_class.add_param_group(self, param_group)
+        known, added = rounds.names, self.param_groups[-1]["params"]
+        group = len(self.param_groups) - 1
+        rounds.names = {**{id(p): f"allreduce.noname.{group}.{j}" for j, p in enumerate(added)}, **known}
+        rounds.payload.lay_out()
+        rounds.check_same(self)
+
+    def _refuse_pending(self, what: str) -> None:
+        if not _rounds_of(self).driver.engine.closed:
+            raise RuntimeError(f"{what} while rounds are pending: call synchronize() first, on every rank")
+
+    # -- Horovod's own that would not keep their meaning -----------------------------------------------------------
+
+    def skip_synchronize(self) -> NoReturn:
+        """Refused: gradients are clipped where they are applied."""
+        raise RuntimeError(
+            "skip_synchronize() has no meaning here: gradients are averaged in the background and applied a round "
+            "later. To clip them pass clip_grad_norm= to DistributedOptimizer"
+        )
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Refused unless 1; see ``CountClock``."""
+        if passes != 1:
+            raise ValueError("backward_passes_per_step must be 1: use clock=CountClock(n)")
+
+    def _not_used(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("this part of Horovod's optimizer is not used here: gradients travel by rounds")
+
+    _register_hooks = _make_hook = _not_used
+    _allreduce_grad_async = _grouped_allreduce_grad_async = _sparse_allreduce_grad_async = _not_used
+
+
+setattr(DistributedOptimizerMixin.step, "hooked", True)  # torch puts step hooks around the user's own step, not ours  # noqa: B010
+
+
+def _rounds_of(optimizer: Any) -> _Rounds:
+    try:
+        return optimizer.__dict__["_rounds"]  # type: ignore[no-any-return]
+    except KeyError:
+        raise RuntimeError(
+            "this is a copy of a distributed optimizer, without its exchanges: pass a plain optimizer to "
+            "DistributedOptimizer and load its state with load_state_dict"
+        ) from None
+
+
+def _of_both_classes(optimizer: torch.optim.Optimizer) -> Any:
+    """An object with the state of ``optimizer`` that is an instance of its class and of Horovod's.
+
+    The methods stand in the new class's own dictionary, in front of the user's class; ``__module__`` is Horovod's,
+    by which ``broadcast_optimizer_state`` knows that it must call the user's ``step``.
+    """
+    user_class = type(optimizer)
+    own = {name: value for name, value in vars(DistributedOptimizerMixin).items() if not name.startswith("__")}
+    own["__module__"] = _DistributedOptimizer.__module__
+    own["__doc__"] = DistributedOptimizerMixin.__doc__
+    cls = type(user_class.__name__, (user_class, DistributedOptimizerMixin), own)
+    result = cls.__new__(cls)
+    result.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    result._step_supports_amp_scaling = False  # a GradScaler unscales before step(), where gradients are added up
+    return result
+
+
+def join(device: int = -1) -> int:
+    """Horovod's ``join``, refused while a distributed optimizer of ours has rounds pending."""
+    if any(not optimizer._rounds.driver.engine.closed for optimizer in _living):
+        raise RuntimeError(
+            "hvd.join() during training: ranks may do different numbers of micro-batches anyway. Use "
+            "optimizer.epoch(loader), or call optimizer.synchronize() first"
+        )
+    return int(hvd.join(device))

@@ -1,0 +1,78 @@
+"""Non-blocking sums over ranks, through Horovod."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import horovod.torch as hvd
+import torch
+
+from horovod_abs.errors import ExchangeFailed
+
+
+class Wire(Protocol):
+    """Sums tensors over ranks, in place, without blocking."""
+
+    rank: int
+    size: int
+
+    def sum_(self, tensors: list[torch.Tensor], name: str) -> int:
+        """Start to sum ``tensors`` over all ranks; returns a handle."""
+
+    def poll(self, handle: int) -> bool:
+        """Whether the sum is complete."""
+
+    def finish(self, handle: int) -> None:
+        """Wait for the sum. Raises :class:`ExchangeFailed` if it could not be carried out."""
+
+
+class HorovodWire:
+    """Sums over a Horovod process set."""
+
+    def __init__(self, process_set: Any) -> None:
+        self.process_set = process_set
+        self.rank: int = process_set.rank()
+        self.size: int = process_set.size()
+
+    def sum_(self, tensors: list[torch.Tensor], name: str) -> int:
+        try:
+            return int(hvd.grouped_allreduce_async_(tensors, op=hvd.Sum, name=name, process_set=self.process_set))
+        except hvd.HorovodInternalError as error:
+            raise self._failed(name, error) from error
+
+    def poll(self, handle: int) -> bool:
+        return bool(hvd.poll(handle))
+
+    def finish(self, handle: int) -> None:
+        try:
+            hvd.synchronize(handle)
+        except hvd.HorovodInternalError as error:
+            raise self._failed("the exchange in flight", error) from error
+
+    def _failed(self, what: str, error: Exception) -> ExchangeFailed:
+        return ExchangeFailed(
+            self.rank,
+            f"Horovod could not carry out {what} ({' '.join(str(error).split())})",
+            "As a rule another rank has raised or died: look for the first error in the other ranks' output",
+        )
+
+
+class LocalWire:
+    """A single process that takes part in no exchange: every sum is complete at once."""
+
+    rank = 0
+    size = 1
+
+    def sum_(self, tensors: list[torch.Tensor], name: str) -> int:
+        return 0
+
+    def poll(self, handle: int) -> bool:
+        return True
+
+    def finish(self, handle: int) -> None:
+        pass
+
+
+def open_wire(process_set: Any) -> Wire:
+    """The wire over ``process_set``, or a local one for a process that is not part of it."""
+    return HorovodWire(process_set) if process_set.included() else LocalWire()
