@@ -24,7 +24,13 @@ Batch = TypeVar("Batch")
 
 
 class Payload(Protocol):
-    """What is exchanged, and how: the tensors of one framework."""
+    """What is exchanged, and how: the tensors of one framework.
+
+    Attributes:
+        launches_first: Whether the next exchange may start before the result of the last one is applied.
+    """
+
+    launches_first: bool
 
     def launch(self, row: Floats, expected_weight: float) -> None:
         """Start the exchange of what was accumulated, with this rank's ledger row.
@@ -55,6 +61,16 @@ class Announcer(Protocol):
 
     def behind(self, launches: int) -> tuple[list[int], list[int]]:
         """Ranks not known to have launched so many exchanges, and those of them that said they are busy."""
+
+
+class Ticker(Protocol):
+    """Rank 0's timer, which calls the end of rounds on all ranks."""
+
+    def schedule(self, round: int, seconds: float) -> None:
+        """On rank 0: call the end of ``round`` in so many seconds. On the others: nothing."""
+
+    def latest(self) -> int:
+        """The last round whose end was called; -1 if none was."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,7 @@ class Driver:
         payload: What it exchanges.
         rank: The rank's number among those that exchange.
         announcer: Names the missing ranks when an exchange does not complete.
+        ticker: Calls the end of rounds; without one each rank takes the time itself.
         exchange_timeout: Seconds without completion after which the rank gives up.
         seconds: A clock that does not go backwards.
 
@@ -102,6 +119,9 @@ class Driver:
         overflows: Merges dropped because the sum itself was not finite.
         failed: Whether an exchange has failed, so that no other may be tried.
         on_merge: Called, without arguments, after each global update.
+        on_entry: Called with each merged entry, empty ones included, before the next launch.
+        on_checkpoint: Called, without arguments, on all ranks with nothing pending, when a checkpoint or a stop was
+            asked for.
     """
 
     POLL_SECONDS = 0.0003
@@ -114,6 +134,7 @@ class Driver:
         *,
         rank: int,
         announcer: Announcer | None = None,
+        ticker: Ticker | None = None,
         exchange_timeout: float = 60.0,
         seconds: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -127,8 +148,13 @@ class Driver:
         self.overflows = 0
         self.failed = False
         self.on_merge: list[Callable[[], object]] = []
+        self.on_entry: list[Callable[[Entry], object]] = []
+        self.on_checkpoint: list[Callable[[], object]] = []
         self.batch_size: int | None = None
         self._announcer = announcer
+        self._ticker = ticker
+        self._scheduled = -1
+        self._commands: deque[Flag] = deque()
         self._timeout = exchange_timeout
         self._seconds = seconds
         self._began: float | None = None
@@ -137,6 +163,7 @@ class Driver:
         self._announced = -1
         self._in_epoch = False
         self._stepped = False
+        self._counted = True
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
@@ -154,6 +181,8 @@ class Driver:
     def boundary(self) -> bool:
         """Do what the engine asks for until the rank may compute, or all ranks have closed. True if it merged."""
         merged, self.failed = False, True
+        while self._commands:
+            self.engine.raise_flag(self._commands.popleft())
         while True:
             self._look()
             match self.engine.next_action(self._now()):
@@ -164,19 +193,30 @@ class Driver:
                     merged = True
                 case Action.LAUNCH:
                     self._launch()
-                case Action.COMPUTE | Action.CLOSED:
-                    self.failed = False
-                    return merged
+                case Action.COMPUTE:
+                    self._schedule_tick()
+                    break
+                case Action.CLOSED:
+                    break
+        self.failed = False
+        return merged
 
-    def close(self, flags: Flag | None = None) -> bool:
-        """Close, and wait until all ranks have. True if that merged anything."""
+    def command(self, flag: Flag) -> None:
+        """Ask all ranks to stop or to take a checkpoint; may be called from a signal handler."""
+        self._commands.append(flag)
+
+    def close(self, flags: Flag | None = None) -> None:
+        """Close, and wait until all ranks have. What was handed out and stepped on is counted as drawn."""
+        if self._stepped:
+            self._count_drawn()
         self.engine.close(flags)
-        return self.boundary()
+        self.boundary()
 
     def starve(self) -> None:
         """Take part without data until the next merge."""
         self.engine.starve()
         self.boundary()
+        self._checkpoint_if_due()
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
@@ -200,33 +240,57 @@ class Driver:
             rounds: The epoch ends after so many rounds.
             exact: No rank can hold anything back at that moment; see :meth:`Engine.open`.
         """
-        ledger = self.engine.ledger
-        self.engine.open(float(ledger.drawn.sum()) + drawn, rounds_target=ledger.rounds + rounds, exact=exact)
+        engine = self.engine
+        if engine.stopped:
+            return
+        drawn_target = float(engine.ledger.drawn.sum()) + drawn
+        engine.open(drawn_target, rounds_target=engine.ledger.rounds + rounds, exact=exact)
         self._in_epoch = True
         try:
             for batch in batches:
-                if self.engine.ending or self.engine.closed:
+                if engine.ending or not engine.epoch_open:
                     break
-                self.batch_size, self._stepped = count(batch), False
+                self.batch_size, self._stepped, self._counted = count(batch), False, False
                 yield batch
                 self._requested()
-            while not (self.engine.ending or self.engine.closed):
-                self.starve()
-            if not self.engine.closed:
-                self.close()
+                self._checkpoint_if_due()
+            self._end_epoch()
         except GeneratorExit:
-            if not self.failed:
+            if engine.epoch_open and not self.failed:
                 self._leave()
             raise
         finally:
             self._in_epoch = False
             self.batch_size = None
 
+    def _end_epoch(self) -> None:
+        """Take part until the epoch ends on all ranks, and close."""
+        while self.engine.epoch_open and not self.engine.ending:
+            self.starve()
+        if self.engine.epoch_open:
+            self.close()
+        if self.engine.stopped:
+            self._checkpoint()
+
     def _requested(self) -> None:
         """The batch handed out last is used up, whether it was stepped on or dropped."""
-        self.engine.data_drawn(self.batch_size or 0)
+        self._count_drawn()
         if not self._stepped:
             self.micro_batch_done(0.0, 0.0)
+
+    def _count_drawn(self) -> None:
+        if not self._counted:
+            self.engine.data_drawn(self.batch_size or 0)
+            self._counted = True
+
+    def _checkpoint_if_due(self) -> None:
+        if self.engine.checkpoint_due and not self.engine.ending:
+            self.close()
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        for callback in self.on_checkpoint:
+            callback()
 
     def _leave(self) -> None:
         """The user's loop was left by ``break`` or by an exception: end the epoch on all ranks."""
@@ -243,7 +307,15 @@ class Driver:
         self._began = now if self._began is None else self._began
         return now
 
+    def _schedule_tick(self) -> None:
+        interval = self.engine.clock.interval
+        if self._ticker is not None and interval is not None and self._scheduled != self.engine.launches:
+            self._scheduled = self.engine.launches
+            self._ticker.schedule(self._scheduled, interval)
+
     def _look(self) -> None:
+        if self._ticker is not None:
+            self.engine.tick(self._ticker.latest())
         if not self.engine.in_flight or self._completed_at is not None:
             return
         if self.payload.poll():
@@ -265,9 +337,13 @@ class Driver:
         self._check_options(entry)
         samples_before = float(self.engine.ledger.weight.sum())
         now = self._now()
-        self.engine.merged(entry, now)
+        entry = self.engine.merged(entry, now)
         self._record(entry, now)
-        if self.engine.next_action(now) is Action.LAUNCH:  # the next exchange runs while this result is applied
+        for told in self.on_entry:
+            told(entry)
+        if (
+            self.payload.launches_first and self.engine.next_action(now) is Action.LAUNCH
+        ):  # the next exchange runs while this result is applied
             self._launch()
         if entry.weight == 0:
             self.payload.apply(entry, samples_before)

@@ -9,12 +9,18 @@ background thread uses the world itself.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Message = NDArray[np.int64]
 
 _LAUNCHED_BY_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE")
 _ANNOUNCEMENT_TAG = 4171
+_TICK_TAG = 4172
 _control: ControlPlane | None = None
 
 
@@ -43,7 +49,11 @@ def control_plane() -> ControlPlane | None:
 
 
 class ControlPlane:
-    """Tells the other ranks how far each optimizer of this rank has come.
+    """Small messages between ranks: ticks, and how far each optimizer has come.
+
+    Ticks go from rank 0 to each rank directly, without waiting, and are looked for at micro-batch boundaries. A
+    broadcast would be passed on by ranks in between, each at a boundary of its own: behind a slow rank the tick would
+    come late. Nothing is ever posted to receive, so that nothing is left pending at the end.
 
     Announcements cost nothing while all is well: a rank sends one only when an exchange takes suspiciously long, or
     when it begins and ends something long of its own.
@@ -55,23 +65,81 @@ class ControlPlane:
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._sent: list[tuple[Any, np.ndarray]] = []
+        self._ticks: dict[int, int] = {}  # optimizer -> the last round that was called
+        self._sending = threading.Lock()
         self._known: dict[int, dict[int, tuple[int, bool]]] = {}  # optimizer -> rank -> (launches, busy)
 
     def announce(self, optimizer: int, launches: int, busy: bool, to: list[int]) -> None:
         """Send without waiting: this rank has launched so many exchanges, and is busy or is not."""
-        message = np.array([optimizer, launches, busy], dtype=np.int64)
-        self._sent = [(request, buffer) for request, buffer in self._sent if not request.Test()]
-        for rank in to:
-            self._sent.append((self._comm.Isend(message, dest=rank, tag=_ANNOUNCEMENT_TAG), message))
+        self._send(np.array([optimizer, launches, busy], dtype=np.int64), to, _ANNOUNCEMENT_TAG)
 
     def known(self, optimizer: int) -> dict[int, tuple[int, bool]]:
         """What the other ranks have announced last: ``{rank: (launches, busy)}``."""
+        for source, message in self._received(_ANNOUNCEMENT_TAG):
+            self._known.setdefault(int(message[0]), {})[source] = (int(message[1]), bool(message[2]))
+        return self._known.get(optimizer, {})
+
+    def send_tick(self, optimizer: int, round: int, to: Sequence[int]) -> None:
+        """Call the end of a round, without waiting."""
+        self._send(np.array([optimizer, round, 0], dtype=np.int64), to, _TICK_TAG)
+
+    def latest_tick(self, optimizer: int) -> int:
+        """The last round of the optimizer whose end rank 0 has called; -1 if none was."""
+        for _, message in self._received(_TICK_TAG):
+            about = int(message[0])
+            self._ticks[about] = max(self._ticks.get(about, -1), int(message[1]))
+        return self._ticks.get(optimizer, -1)
+
+    def _send(self, message: Message, to: Sequence[int], tag: int) -> None:
+        with self._sending:  # rank 0's timer sends from a thread of its own
+            self._sent = [(request, buffer) for request, buffer in self._sent if not request.Test()]
+            for rank in to:
+                self._sent.append((self._comm.Isend(message, dest=rank, tag=tag), message))
+
+    def _received(self, tag: int) -> Iterator[tuple[int, Message]]:
         from mpi4py import MPI
 
         status = MPI.Status()
-        while self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_ANNOUNCEMENT_TAG, status=status):
+        while self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=tag, status=status):
             message = np.empty(3, dtype=np.int64)
-            self._comm.Recv(message, source=status.Get_source(), tag=_ANNOUNCEMENT_TAG)
-            about = self._known.setdefault(int(message[0]), {})
-            about[status.Get_source()] = (int(message[1]), bool(message[2]))
-        return self._known.get(optimizer, {})
+            self._comm.Recv(message, source=status.Get_source(), tag=tag)
+            yield status.Get_source(), message
+
+
+class Ticker:
+    """Calls the end of one optimizer's rounds; satisfies :class:`horovod_abs.driver.Ticker`.
+
+    On rank 0 a timer thread sleeps until the tick is due, so that a slow micro-batch there does not delay it.
+
+    Args:
+        control: The control plane.
+        optimizer: Number of the optimizer, the same on every rank.
+        rank: Number of this rank in ``ranks``.
+        ranks: The ranks that exchange, as numbers of the global process set.
+    """
+
+    def __init__(self, control: ControlPlane, optimizer: int, rank: int, ranks: Sequence[int]) -> None:
+        self._control = control
+        self._optimizer = optimizer
+        self._keeps_time = rank == 0
+        self._others = list(ranks)[1:]
+        self._called = -1
+        self._timer: threading.Timer | None = None
+
+    def schedule(self, round: int, seconds: float) -> None:
+        """On rank 0: call the end of ``round`` in so many seconds, and of no other. On the others: nothing."""
+        if not self._keeps_time:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(seconds, self._call, (round,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def latest(self) -> int:
+        """The last round whose end was called; -1 if none was."""
+        return self._called if self._keeps_time else self._control.latest_tick(self._optimizer)
+
+    def _call(self, round: int) -> None:
+        self._called = round
+        self._control.send_tick(self._optimizer, round, self._others)

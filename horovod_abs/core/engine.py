@@ -32,10 +32,12 @@ the clock says so. A rank waits only where it may not compute: with ``delay=0`` 
 flight" would deadlock. A rank that wants to close raises CLOSING in its next launches and goes on taking part,
 with weight 0, until a *merged* entry shows the flag from all ranks; that exchange is the last, for everyone.
 
+*Time.* The engine is shown the time and, where rank 0 keeps it, told its ticks; tick k ends round k.
+
 *Ending.* An entry that fills the epoch, or shows LEAVING or STOP from anyone, sets ``ending`` on every rank at the
 same exchange. It is a request to the program, which may be in the middle of a batch: rounds go on as usual until the
 program answers with ``close``. Only where nobody can hold anything back (an ``exact`` target) is that exchange itself
-the last.
+the last. CHECKPOINT asks for a ``close`` that does not end the epoch.
 
 References:
     [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164. [NoDelay] Talyansky et al., ICLR 2019 submission.
@@ -43,6 +45,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -98,7 +101,8 @@ class Engine:
 
     Args:
         size: Number of ranks.
-        clock: Decides when a round ends.
+        clock: Decides when a round ends; the engine works on a copy.
+        rank: Number of this rank.
         delay: Rounds between computing a gradient and applying it, 0 or 1.
         min_micro_batches: Micro-batches that a rank with work does at least in a round.
         max_micro_batches: Micro-batches after which a rank waits for the exchange.
@@ -106,7 +110,10 @@ class Engine:
     Attributes:
         ledger: What was merged so far.
         in_flight: Whether an exchange was launched and not merged.
-        ending: Whether a merged entry has asked every rank to close.
+        epoch_open: Whether an epoch was begun and has not ended.
+        ending: Whether a merged entry has asked every rank to end its epoch.
+        checkpoint_due: Whether a merged entry has asked every rank to close for a checkpoint.
+        stopped: Whether a merged entry has asked every rank to end the run.
         closing: Whether this rank contributes nothing more until all ranks have closed.
         starved: Whether the rank has no data until the next merge.
 
@@ -115,7 +122,14 @@ class Engine:
     """
 
     def __init__(
-        self, size: int, clock: Clock, *, delay: int = 1, min_micro_batches: int = 1, max_micro_batches: int = 64
+        self,
+        size: int,
+        clock: Clock,
+        *,
+        rank: int = 0,
+        delay: int = 1,
+        min_micro_batches: int = 1,
+        max_micro_batches: int = 64,
     ) -> None:
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
@@ -126,13 +140,14 @@ class Engine:
                 f"need 1 <= min_micro_batches <= max_micro_batches, got {min_micro_batches} and {max_micro_batches}"
             )
         clock.validate(max_micro_batches)
-        self.clock = clock
+        self.clock = copy.deepcopy(clock)
+        self.rank = rank
         self.delay = delay
         self.min_micro_batches = min_micro_batches
         self.max_micro_batches = max_micro_batches
         self.ledger = Ledger(size)
         self.in_flight = False
-        self.ending = False
+        self.epoch_open = self.ending = self.checkpoint_due = self.stopped = False
         self.closing = False
         self.starved = False
         self._phase = Phase.CLOSED
@@ -143,6 +158,7 @@ class Engine:
         self._rounds_target = math.inf
         self._target_is_exact = False
         self._last_merge: float | None = None
+        self._tick: int | None = None
 
     # -- what the driver may ask -----------------------------------------------------------------------------------
 
@@ -239,26 +255,38 @@ class Engine:
         self._round = _Round()
         self._phase = Phase.COMPUTING
 
-    def merged(self, entry: Entry, now: float) -> None:
+    def tick(self, round: int) -> None:
+        """Rank 0 has called the end of a round; -1 at the start of a run in which it will."""
+        self._tick = round if self._tick is None else max(self._tick, round)
+
+    def merged(self, entry: Entry, now: float) -> Entry:
         """The exchange that MERGE asked for has been read.
 
         Args:
             entry: Its rows, the same on every rank.
             now: Seconds on the clock of :meth:`next_action`.
+
+        Returns:
+            The entry as it stands in the ledger now.
         """
         if self._phase is not Phase.MERGING:
             raise EngineError(f"no merge was asked for ({self._describe()})")
+        entry = self.clock.replayed(entry)
         self.ledger.append(entry)
+        self.clock.merged(self.ledger)
         self.in_flight = False
         self.starved = False
         self._last_merge = now
         filled = float(self.ledger.drawn.sum()) >= self._drawn_target
         if filled or self.ledger.rounds >= self._rounds_target or entry.ranks_with(Flag.LEAVING | Flag.STOP):
             self.ending = True
+        self.stopped = self.stopped or bool(entry.ranks_with(Flag.STOP))
+        self.checkpoint_due = self.checkpoint_due or bool(entry.ranks_with(Flag.CHECKPOINT))
         if entry.all_raised(Flag.CLOSING) or (filled and self._target_is_exact):
             self._close_for_good()
         else:
             self._phase = Phase.COMPUTING if self.delay == 0 else Phase.LAUNCHING
+        return entry
 
     # -- what the user's program asks for --------------------------------------------------------------------------
 
@@ -275,12 +303,19 @@ class Engine:
         Raises:
             EngineError: an epoch, or a loop without one, has not been closed.
         """
-        if self._phase is not Phase.CLOSED:
+        if self._phase is not Phase.CLOSED or self.epoch_open:
             raise EngineError(f"the rounds before have not been closed ({self._describe()})")
         self._drawn_target = drawn_target
         self._rounds_target = rounds_target
         self._target_is_exact = exact
+        self.epoch_open = True
         self._open()
+
+    def abandon_epoch(self) -> None:
+        """End an epoch without a target, after all ranks have closed."""
+        if self._phase is not Phase.CLOSED:
+            raise EngineError(f"rounds are pending ({self._describe()})")
+        self.epoch_open = False
 
     def close(self, flags: Flag | None = None) -> None:
         """Contribute nothing more, and take part until all ranks have closed.
@@ -292,8 +327,12 @@ class Engine:
         self.closing = True
         self._flags |= flags or Flag(0)
 
-    def resume(self, ledger: dict[str, Any]) -> None:
-        """Go on where a run ended that saved this ledger.
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to go on: the ledger, and what the clock has learnt."""
+        return {"ledger": self.ledger.state_dict(), "clock": self.clock.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a run ended.
 
         Raises:
             EngineError: rounds are pending.
@@ -301,8 +340,9 @@ class Engine:
         """
         if self._phase is not Phase.CLOSED:
             raise EngineError(f"rounds are pending ({self._describe()})")
-        self.ledger.load_state_dict(ledger)
-        self.launches = self.ledger.rounds
+        self.ledger.load_state_dict(state["ledger"])
+        if state["clock"]:
+            self.clock.load_state_dict(state["clock"])
 
     def raise_flag(self, flag: Flag) -> None:
         """Tell all ranks something with the next launch (STOP, CHECKPOINT)."""
@@ -315,11 +355,13 @@ class Engine:
             self._phase = Phase.COMPUTING
 
     def _close_for_good(self) -> None:
-        self._phase = Phase.CLOSED
-        self.ending = self.closing = False
-        self._flags &= ~Flag.LEAVING  # what was to be left has ended
-        self._drawn_target = self._rounds_target = math.inf
+        if self.ending:
+            self._drawn_target = self._rounds_target = math.inf
+            self._flags &= ~Flag.LEAVING  # what was to be left has ended
+            self.epoch_open = False
+        self.ending = self.closing = self.checkpoint_due = False
         self._last_merge = None
+        self._phase = Phase.CLOSED
 
     def _boundary(self, now: float) -> Action:
         if not self.in_flight:
@@ -336,12 +378,19 @@ class Engine:
         done = self._round.micro_batches
         if self.closing or self.starved or done >= self.max_micro_batches:
             return True
-        elapsed = now - (now if self._last_merge is None else self._last_merge)
-        return done >= self.min_micro_batches and self.clock.is_due(Progress(self.launches, done, elapsed))
+        return done >= self.min_micro_batches and self.clock.is_due(self._progress(now))
 
     def _must_wait(self) -> bool:
-        idle = self.closing or self.starved or self._round.micro_batches >= self.max_micro_batches
-        return self.in_flight and (self.delay == 0 or idle)
+        if not self.in_flight:
+            return False
+        if self.delay == 0 or self.closing or self.starved:
+            return True
+        done = self._round.micro_batches
+        return done >= self.max_micro_batches or done >= self.clock.limit(self._progress(0.0))
+
+    def _progress(self, now: float) -> Progress:
+        elapsed = now - (now if self._last_merge is None else self._last_merge)
+        return Progress(self.rank, self.launches, self._round.micro_batches, elapsed, self._tick)
 
     def _describe(self) -> str:
         return (

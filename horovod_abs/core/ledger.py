@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class Entry:
 
     def column(self, column: Column) -> Floats:
         """One number of every rank, shape ``(ranks,)``."""
-        return cast(Floats, self.rows[:, column])
+        return self.rows[:, column]
 
     @property
     def weight(self) -> float:

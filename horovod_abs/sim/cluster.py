@@ -62,7 +62,7 @@ class Starve:
 class Synchronize:
     """Close, and go on when all ranks have closed; ``flags`` as for an early ``break`` (LEAVING)."""
 
-    flags: Flag = Flag(0)
+    flags: Flag | None = None
 
 
 Step = Open | Compute | Pause | Starve | Synchronize
@@ -165,36 +165,32 @@ class VirtualCluster:
         """The rank's current step has taken its time: tell the engine, and see what comes next."""
         rank = self.ranks[index]
         match rank.current:
+            case Open(drawn_target, rounds_target, exact):
+                rank.engine.open(drawn_target, rounds_target=rounds_target, exact=exact)
             case Compute(samples, seconds, weight, drawn):
                 rank.computing += seconds
                 rank.engine.micro_batch_done(
                     samples if weight is None else weight, samples if drawn is None else drawn, seconds
                 )
-                self._drive(index)
-            case _:
-                self._advance(index)
+            case Starve():
+                rank.engine.starve()
+            case Synchronize(flags):
+                rank.engine.close(flags)
+            case Pause() | None:
+                return self._advance(index)
+        return self._drive(index)
 
     def _advance(self, index: int) -> None:
         """Let the rank's program say what it does next."""
         rank = self.ranks[index]
-        while True:
-            try:
-                rank.current = next(rank.program)
-            except StopIteration:
+        rank.current = next(rank.program, None)
+        match rank.current:
+            case None:
                 rank.ended = self.now
-                return
-            match rank.current:
-                case Open(drawn_target, rounds_target, exact):
-                    rank.engine.open(drawn_target, rounds_target=rounds_target, exact=exact)
-                case Compute(seconds=seconds) | Pause(seconds):
-                    self._schedule(self.now + seconds, index)
-                    return
-                case Starve():
-                    rank.engine.starve()
-                    return self._drive(index)
-                case Synchronize(flags):
-                    rank.engine.close(flags)
-                    return self._drive(index)
+            case Compute(seconds=seconds) | Pause(seconds):
+                self._schedule(self.now + seconds, index)
+            case _:
+                self._schedule(self.now, index)
 
     def _drive(self, index: int) -> None:
         """Do what the engine asks for until the rank may compute or must wait."""
@@ -214,9 +210,10 @@ class VirtualCluster:
                     self._merge(index)
                 case Action.WAIT:
                     rank.waiting_since = self.now
-                    return
+                    break
                 case Action.COMPUTE | Action.CLOSED:
-                    return self._advance(index)
+                    self._advance(index)
+                    break
 
     def _launch(self, index: int) -> None:
         rank = self.ranks[index]

@@ -13,25 +13,30 @@ import horovod.torch as _horovod
 from horovod.torch import *  # noqa: F403
 
 from horovod_abs import mpi as _mpi
-from horovod_abs.core.clocks import Clock, CountClock, SyncClock
+from horovod_abs.core.clocks import Clock, CountClock, IntervalClock, ReplayClock, SyncClock, TargetBatchClock
 from horovod_abs.driver import RoundRecord
 from horovod_abs.errors import ExchangeFailed, ExchangeTimeout, Mismatch, RunError
 from horovod_abs.torch.exchanges import Gradients
 from horovod_abs.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from horovod_abs.torch.optimizer import DistributedOptimizerMixin, join
+from horovod_abs.torch.sampler import AdaptiveSampler
 
 __all__ = [
     *(name for name in vars(_horovod) if not name.startswith("_")),
+    "AdaptiveSampler",
     "Clock",
     "CountClock",
     "DistributedOptimizerMixin",
     "ExchangeFailed",
     "ExchangeTimeout",
     "Gradients",
+    "IntervalClock",
     "Mismatch",
+    "ReplayClock",
     "RoundRecord",
     "RunError",
     "SyncClock",
+    "TargetBatchClock",
     "join",
 ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +12,8 @@ import horovod.torch as hvd
 import torch
 from horovod.torch.sync_batch_norm import SyncBatchNorm as HorovodSyncBatchNorm
 
-from horovod_abs.errors import ExchangeTimeout, Mismatch, name_ranks
+from horovod_abs.errors import Mismatch, name_ranks
+from horovod_abs.torch.wire import Wire
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 
@@ -106,12 +106,12 @@ def describe_parameters(optimizer: torch.optim.Optimizer, names: Mapping[int, st
     )
 
 
-def check_same_on_all_ranks(given: Mapping[str, str], process_set: Any, name: str, timeout: float) -> None:
+def check_same_on_all_ranks(given: Mapping[str, str], wire: Wire, name: str, timeout: float) -> None:
     """Compare what the ranks were given; every rank calls it.
 
     Args:
         given: What is compared, in words, e.g. ``{"clock": "SyncClock()"}``; the same keys on every rank.
-        process_set: The ranks that compare.
+        wire: Between the ranks that compare.
         name: Name of the exchange.
         timeout: Seconds to wait for the other ranks.
 
@@ -119,24 +119,13 @@ def check_same_on_all_ranks(given: Mapping[str, str], process_set: Any, name: st
         Mismatch: not all are the same; names the ranks and what differs.
         ExchangeTimeout: not every rank came.
     """
-    rank = process_set.rank()
     digests = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") for text in given.values()]
-    handle = hvd.allgather_async(torch.tensor([digests]), name=f"{name}.check", process_set=process_set)
-    deadline = time.monotonic() + timeout
-    while not hvd.poll(handle):
-        if time.monotonic() > deadline:
-            raise ExchangeTimeout(
-                rank,
-                f"not every rank has made DistributedOptimizer {name!r} within {timeout:g} s",
-                "Make the same optimizers, in the same order, on every rank",
-            )
-        time.sleep(0.001)
-    everyone = hvd.synchronize(handle)
+    everyone = wire.gather(digests, f"{name}.check", timeout)
     for column, (what, text) in enumerate(given.items()):
-        others = torch.nonzero(everyone[:, column] != everyone[0, column]).flatten().tolist()
+        others = [rank for rank, row in enumerate(everyone) if row[column] != everyone[0][column]]
         if others:
             raise Mismatch(
-                rank,
+                wire.rank,
                 f"{name_ranks(others)} made DistributedOptimizer with other {what} than rank 0 "
                 f"(here: {text if len(text) < 500 else text[:500] + ' …'})",
                 "Give every rank the same model, options and clock",

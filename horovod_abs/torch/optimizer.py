@@ -8,7 +8,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 import horovod.torch as hvd
@@ -16,6 +16,7 @@ import torch
 from horovod.torch.compression import Compression
 from horovod.torch.optimizer import _DistributedOptimizer
 
+from horovod_abs import mpi
 from horovod_abs.core.clocks import Clock, SyncClock
 from horovod_abs.core.engine import Engine
 from horovod_abs.core.scaling import Rule, Scaling
@@ -26,8 +27,9 @@ from horovod_abs.torch import checks
 from horovod_abs.torch.data import count_samples, epoch_batches, epoch_length
 from horovod_abs.torch.exchanges import Gradients
 from horovod_abs.torch.payloads import GradientOptions, GradientPayload
+from horovod_abs.torch.sampler import AdaptiveSampler, adaptive_sampler_of
 from horovod_abs.torch.timing import Timer, timer_for
-from horovod_abs.torch.wire import HorovodWire, open_wire
+from horovod_abs.torch.wire import HorovodWire, Wire, open_wire
 
 Batch = TypeVar("Batch")
 _made: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # process set -> numbers of its optimizers
@@ -125,6 +127,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     engine = Engine(
         wire.size,
         clock,
+        rank=wire.rank,
         delay=exchange.delay,
         min_micro_batches=min_micro_batches,
         max_micro_batches=max_micro_batches,
@@ -133,11 +136,21 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     number = next(_made[process_set.process_set_id])
     name = f"horovod_abs.{process_set.process_set_id}.{number}"
     payload = GradientPayload(self, lambda: type(optimizer).step(self), wire, name, options)
-    announcer = None
+    announcer = ticker = None
     if isinstance(wire, HorovodWire):
         ranks = process_set.ranks or range(wire.size)
-        announcer = RollCall(process_set.process_set_id * 1000 + number, wire.rank, ranks)
-    driver = Driver(engine, payload, rank=wire.rank, announcer=announcer, exchange_timeout=exchange_timeout)
+        identity = process_set.process_set_id * 1000 + number
+        announcer = RollCall(identity, wire.rank, ranks)
+        control = mpi.control_plane()
+        ticker = mpi.Ticker(control, identity, wire.rank, ranks) if control else None
+    driver = Driver(
+        engine,
+        payload,
+        rank=wire.rank,
+        announcer=announcer,
+        ticker=ticker,
+        exchange_timeout=exchange_timeout,
+    )
     self._rounds = _Rounds(
         driver=driver,
         payload=payload,
@@ -152,7 +165,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
                 (options, min_micro_batches, max_micro_batches, exchange_timeout, type(optimizer).__name__)
             ),
         },
-        process_set=process_set,
+        wire=wire,
         name=name,
         timeout=exchange_timeout,
     )
@@ -172,18 +185,18 @@ class _Rounds:
     announcer: RollCall | None
     names: dict[int, str]
     given: dict[str, str]
-    process_set: Any
+    wire: Wire
     name: str
     timeout: float
+    samplers: list[AdaptiveSampler] = field(default_factory=list)
 
     def check_same(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise :class:`Mismatch` if another rank has another model or other options."""
-        if self.announcer is not None:
-            given = {"parameters": checks.describe_parameters(optimizer, self.names), **self.given}
-            checks.check_same_on_all_ranks(given, self.process_set, self.name, self.timeout)
+        given = {"parameters": checks.describe_parameters(optimizer, self.names), **self.given}
+        checks.check_same_on_all_ranks(given, self.wire, self.name, self.timeout)
 
 
-class DistributedOptimizerMixin(_DistributedOptimizer):
+class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
     """What an optimizer made by :func:`DistributedOptimizer` can do besides what its own class can."""
 
     _rounds: _Rounds
@@ -233,9 +246,12 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
     ) -> Iterator[Batch]:
         """Go through ``loader`` until the epoch ends, on all ranks at the same exchange.
 
-        The loader is begun again as often as needed: a fast rank goes through it more often than a slow one. All
-        ranks call it; leaving it by ``break`` or an exception ends the epoch on all ranks. Nothing is pending
-        afterwards.
+        With an :class:`AdaptiveSampler` every sample of the data set is drawn exactly once, by whichever rank has
+        time for it. Any other loader is begun again as often as needed: a fast rank goes through it more often than a
+        slow one, and the epoch ends when all together have drawn as many samples as it has.
+
+        All ranks call it; leaving it by ``break`` or an exception ends the epoch on all ranks. Nothing is pending
+        afterwards (but for a sampler with ``drain=False``).
 
         Args:
             loader: This rank's batches, e.g. a ``DataLoader``.
@@ -244,8 +260,14 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
 
         Raises:
             ValueError: no length can be found, or the loader reorders batches (``in_order=False``).
+            Mismatch: the ranks' samplers differ.
         """
         state = _rounds_of(self)
+        sampler = adaptive_sampler_of(loader)
+        if sampler is not None:
+            if samples is not None or rounds is not None:
+                raise ValueError("an epoch with an AdaptiveSampler ends by itself: leave samples= and rounds= out")
+            return self._timed(sampler.batches(loader))
         drawn = epoch_length(loader, samples, rounds)
         batches = state.driver.epoch(
             epoch_batches(loader), count_samples, drawn=drawn, rounds=math.inf if rounds is None else rounds
@@ -267,6 +289,8 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
         """
         rounds = _rounds_of(self)
         rounds.driver.close()
+        for sampler in rounds.samplers:
+            sampler.epochs.settle()
         rounds.timer.start()
 
     def on_merge(self, callback: Callable[[], object]) -> Callable[[], object]:
@@ -325,7 +349,8 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
         rounds = _rounds_of(self)
         self._refuse_pending("state_dict()")
         state: dict[str, Any] = rounds.user_class.state_dict(self)
-        return {**state, "horovod_abs": {"ledger": rounds.driver.engine.ledger.state_dict()}}
+        own = {**rounds.driver.engine.state_dict(), "samplers": [sampler.state_dict() for sampler in rounds.samplers]}
+        return {**state, "horovod_abs": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a plain or of a distributed optimizer.
@@ -338,7 +363,10 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
         self._refuse_pending("load_state_dict()")
         own = {key: value for key, value in state_dict.items() if key != "horovod_abs"}
         if "horovod_abs" in state_dict:
-            rounds.driver.engine.resume(state_dict["horovod_abs"]["ledger"])
+            saved = state_dict["horovod_abs"]
+            rounds.driver.engine.load_state_dict(saved)
+            for sampler, sampler_state in zip(rounds.samplers, saved["samplers"], strict=False):
+                sampler.load_state_dict(sampler_state)
         rounds.user_class.load_state_dict(self, own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -401,7 +429,7 @@ def _of_both_classes(optimizer: torch.optim.Optimizer) -> Any:
     own["__module__"] = _DistributedOptimizer.__module__
     own["__doc__"] = DistributedOptimizerMixin.__doc__
     cls = type(user_class.__name__, (user_class, DistributedOptimizerMixin), own)
-    result = cls.__new__(cls)
+    result: Any = object.__new__(cls)
     result.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     result._step_supports_amp_scaling = False  # a GradScaler unscales before step(), where gradients are added up
     return result

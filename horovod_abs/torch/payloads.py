@@ -43,7 +43,7 @@ class FlatBuffer:
             sizes = [parameters[index].numel() for index in indices]
             flat = torch.zeros(sum(sizes), dtype=dtype, device=parameters[indices[0]].device)
             self.tensors.append(flat)
-            for index, part in zip(indices, flat.split(sizes), strict=True):
+            for index, part in zip(indices, torch.split(flat, sizes), strict=True):
                 self.views[index] = part.view(parameters[index].shape)
 
     def zero_(self) -> None:
@@ -98,6 +98,8 @@ class GradientPayload:
         name: Prefix of the names under which tensors are exchanged, the same on every rank.
         options: See :class:`GradientOptions`.
     """
+
+    launches_first = True
 
     def __init__(
         self,

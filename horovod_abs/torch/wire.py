@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Protocol
 
 import horovod.torch as hvd
 import torch
 
-from horovod_abs.errors import ExchangeFailed
+from horovod_abs.errors import ExchangeFailed, ExchangeTimeout
 
 
 class Wire(Protocol):
@@ -24,6 +25,13 @@ class Wire(Protocol):
 
     def finish(self, handle: int) -> None:
         """Wait for the sum. Raises :class:`ExchangeFailed` if it could not be carried out."""
+
+    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+        """The values of every rank, in order of ranks; every rank calls it, with as many values.
+
+        Raises:
+            ExchangeTimeout: not every rank came within ``timeout`` seconds.
+        """
 
 
 class HorovodWire:
@@ -49,6 +57,23 @@ class HorovodWire:
         except hvd.HorovodInternalError as error:
             raise self._failed("the exchange in flight", error) from error
 
+    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+        handle = hvd.allgather_async(torch.tensor([values]), name=name, process_set=self.process_set)
+        deadline = time.monotonic() + timeout
+        while not hvd.poll(handle):
+            if time.monotonic() > deadline:
+                raise ExchangeTimeout(
+                    self.rank,
+                    f"not every rank has come to {name!r} within {timeout:g} s",
+                    "Make the same optimizers and begin the same epochs, in the same order, on every rank",
+                )
+            time.sleep(0.001)
+        try:
+            gathered: list[list[int]] = hvd.synchronize(handle).tolist()
+        except hvd.HorovodInternalError as error:
+            raise self._failed(name, error) from error
+        return gathered
+
     def _failed(self, what: str, error: Exception) -> ExchangeFailed:
         return ExchangeFailed(
             self.rank,
@@ -71,6 +96,9 @@ class LocalWire:
 
     def finish(self, handle: int) -> None:
         pass
+
+    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+        return [values]
 
 
 def open_wire(process_set: Any) -> Wire:
