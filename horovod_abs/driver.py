@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from horovod_abs.core.engine import Action, Engine
-from horovod_abs.core.ledger import Column, Entry, Flag, Floats
+from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
 from horovod_abs.errors import ExchangeTimeout, Mismatch, RunError, name_ranks
 
 logger = logging.getLogger("horovod_abs")
@@ -24,20 +24,19 @@ Batch = TypeVar("Batch")
 
 
 class Payload(Protocol):
-    """What is exchanged, and how: the tensors of one framework.
+    """What is exchanged, and how: the tensors of one framework."""
 
-    Attributes:
-        launches_first: Whether the next exchange may start before the result of the last one is applied.
-    """
+    @property
+    def launches_first(self) -> bool:
+        """Whether the next exchange may start before the result of the last one is applied."""
 
-    launches_first: bool
-
-    def launch(self, row: Floats, expected_weight: float) -> None:
-        """Start the exchange of what was accumulated, with this rank's ledger row.
+    def launch(self, row: Floats, ledger: Ledger) -> None:
+        """Start the exchange of what was accumulated.
 
         Args:
-            row: Shape ``(len(Column),)``. A sum that is not finite is dropped, and its row changed to say so.
-            expected_weight: About how many samples the sum over all ranks will hold; the same on all ranks.
+            row: This rank's row, shape ``(len(Column),)``. A sum that is not finite is dropped, and the row that
+                travels says so.
+            ledger: What was merged before.
         """
 
     def poll(self) -> bool:
@@ -48,6 +47,9 @@ class Payload(Protocol):
 
     def apply(self, entry: Entry, samples_before: float) -> bool:
         """Update the model with the exchange last read. False if its result is not finite and was dropped."""
+
+    def agree(self) -> None:
+        """Take over the model of rank 0; all ranks call it at the same merge."""
 
     def options(self) -> int:
         """Fingerprint of the optimizer's hyper-parameters, below 2**52."""
@@ -117,6 +119,7 @@ class Driver:
         history: The last merged rounds, oldest first.
         nonfinite: Rounds dropped because of non-finite values, by rank.
         overflows: Merges dropped because the sum itself was not finite.
+        corrections: Merges at which the ranks' parameters had drifted apart and were put right.
         failed: Whether an exchange has failed, so that no other may be tried.
         on_merge: Called, without arguments, after each global update.
         on_entry: Called with each merged entry, empty ones included, before the next launch.
@@ -146,6 +149,7 @@ class Driver:
         self.history: deque[RoundRecord] = deque(maxlen=100_000)
         self.nonfinite = [0] * engine.ledger.size
         self.overflows = 0
+        self.corrections = 0
         self.failed = False
         self.on_merge: list[Callable[[], object]] = []
         self.on_entry: list[Callable[[Entry], object]] = []
@@ -212,9 +216,9 @@ class Driver:
         self.engine.close(flags)
         self.boundary()
 
-    def starve(self) -> None:
-        """Take part without data until the next merge."""
-        self.engine.starve()
+    def starve(self, *, for_good: bool = False) -> None:
+        """Take part without data until the next merge; ``for_good`` if there will be none in this epoch."""
+        self.engine.starve(for_good=for_good)
         self.boundary()
         self._checkpoint_if_due()
 
@@ -266,7 +270,7 @@ class Driver:
     def _end_epoch(self) -> None:
         """Take part until the epoch ends on all ranks, and close."""
         while self.engine.epoch_open and not self.engine.ending:
-            self.starve()
+            self.starve(for_good=True)
         if self.engine.epoch_open:
             self.close()
         if self.engine.stopped:
@@ -327,7 +331,7 @@ class Driver:
                 self._announcer.announce(self.engine.launches)
 
     def _launch(self) -> None:
-        self.payload.launch(self.engine.row(self.payload.options()), self.engine.ledger.last_weight)
+        self.payload.launch(self.engine.row(self.payload.options()), self.engine.ledger)
         self.engine.launched()
         self._launched_at = self._now()
         self._completed_at = None
@@ -345,14 +349,27 @@ class Driver:
             self.payload.launches_first and self.engine.next_action(now) is Action.LAUNCH
         ):  # the next exchange runs while this result is applied
             self._launch()
-        if entry.weight == 0:
-            self.payload.apply(entry, samples_before)
-        elif self.payload.apply(entry, samples_before):
-            for callback in self.on_merge:
-                callback()
-        else:
+        finite = self.payload.apply(entry, samples_before)
+        self._agree_if_apart(entry)
+        if not finite:
             self.overflows += 1
             logger.warning("rank %d: the sum of round %d is not finite and was dropped", self.rank, entry.round)
+        elif entry.weight:
+            for callback in self.on_merge:
+                callback()
+
+    def _agree_if_apart(self, entry: Entry) -> None:
+        """Unlike processors round differently: where parameters have drifted apart, take over those of rank 0."""
+        others = np.flatnonzero(entry.column(Column.DIGEST) != entry.rows[0, Column.DIGEST])
+        if not len(others):
+            return
+        self.payload.agree()
+        self.corrections += 1
+        if self.rank == 0:
+            why = "call hvd.broadcast_parameters before training" if entry.round == 0 else "unlike processors"
+            logger.warning(
+                "parameters of %s had drifted from rank 0's and were put right (%s)", name_ranks(others), why
+            )
 
     def _record(self, entry: Entry, now: float) -> None:
         for rank in entry.ranks_with(Flag.NONFINITE):

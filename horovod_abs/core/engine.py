@@ -34,10 +34,10 @@ with weight 0, until a *merged* entry shows the flag from all ranks; that exchan
 
 *Time.* The engine is shown the time and, where rank 0 keeps it, told its ticks; tick k ends round k.
 
-*Ending.* An entry that fills the epoch, or shows LEAVING or STOP from anyone, sets ``ending`` on every rank at the
-same exchange. It is a request to the program, which may be in the middle of a batch: rounds go on as usual until the
-program answers with ``close``. Only where nobody can hold anything back (an ``exact`` target) is that exchange itself
-the last. CHECKPOINT asks for a ``close`` that does not end the epoch.
+*Ending.* An entry that fills the epoch, or shows LEAVING or STOP from anyone or EXHAUSTED from all, sets ``ending``
+on every rank at the same exchange. It is a request to the program, which may be in the middle of a batch: rounds go
+on as usual until the program answers with ``close``. Only where nobody can hold anything back (an ``exact`` target)
+is that exchange itself the last. CHECKPOINT asks for a ``close`` that does not end the epoch.
 
 References:
     [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164. [NoDelay] Talyansky et al., ICLR 2019 submission.
@@ -116,6 +116,7 @@ class Engine:
         stopped: Whether a merged entry has asked every rank to end the run.
         closing: Whether this rank contributes nothing more until all ranks have closed.
         starved: Whether the rank has no data until the next merge.
+        exhausted: Whether the rank has no data until the epoch ends.
 
     Raises:
         ValueError: an argument out of range, or a clock that cannot work within ``max_micro_batches``.
@@ -150,6 +151,7 @@ class Engine:
         self.epoch_open = self.ending = self.checkpoint_due = self.stopped = False
         self.closing = False
         self.starved = False
+        self.exhausted = False
         self._phase = Phase.CLOSED
         self._round = _Round()
         self._complete = False
@@ -201,7 +203,9 @@ class Engine:
         row[Column.MICRO_BATCHES] = self._round.micro_batches
         row[Column.COMPUTE_SECONDS] = self._round.compute_seconds
         row[Column.WAIT_SECONDS] = self._round.wait_seconds
-        row[Column.FLAGS] = self._flags | (Flag.CLOSING if self.closing else Flag(0))
+        row[Column.FLAGS] = (
+            self._flags | (Flag.CLOSING if self.closing else 0) | (Flag.EXHAUSTED if self.exhausted else 0)
+        )
         row[Column.OPTIONS] = options
         return row
 
@@ -230,10 +234,15 @@ class Engine:
         """Indices of the data set were used up, apart from a micro-batch."""
         self._round.drawn += drawn
 
-    def starve(self) -> None:
-        """The rank has no data: let it take part with what it has, until the next merge may give it some."""
+    def starve(self, *, for_good: bool = False) -> None:
+        """The rank has no data: let it take part with what it has, until the next merge may give it some.
+
+        Args:
+            for_good: Nothing can give it any in this epoch.
+        """
         self._open()
         self.starved = True
+        self.exhausted = self.exhausted or for_good
 
     def waited(self, seconds: float) -> None:
         """The rank has waited for an exchange."""
@@ -279,6 +288,8 @@ class Engine:
         self._last_merge = now
         filled = float(self.ledger.drawn.sum()) >= self._drawn_target
         if filled or self.ledger.rounds >= self._rounds_target or entry.ranks_with(Flag.LEAVING | Flag.STOP):
+            self.ending = True
+        if entry.all_raised(Flag.EXHAUSTED):
             self.ending = True
         self.stopped = self.stopped or bool(entry.ranks_with(Flag.STOP))
         self.checkpoint_due = self.checkpoint_due or bool(entry.ranks_with(Flag.CHECKPOINT))
@@ -358,7 +369,7 @@ class Engine:
         if self.ending:
             self._drawn_target = self._rounds_target = math.inf
             self._flags &= ~Flag.LEAVING  # what was to be left has ended
-            self.epoch_open = False
+            self.epoch_open = self.exhausted = False
         self.ending = self.closing = self.checkpoint_due = False
         self._last_merge = None
         self._phase = Phase.CLOSED

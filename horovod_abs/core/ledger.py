@@ -36,6 +36,8 @@ class Column(IntEnum):
     """A :class:`Flag`."""
     OPTIONS = 6
     """Fingerprint of the optimizer's hyper-parameters, an integer below 2**52."""
+    DIGEST = 7
+    """Fingerprint of the parameters, an integer below 2**52; 0 in rounds that do not compare them."""
 
 
 class Flag(IntFlag):
@@ -51,6 +53,8 @@ class Flag(IntFlag):
     """Asked for a checkpoint."""
     NONFINITE = 16
     """Had an infinity or a NaN in its sum, which was dropped (weight 0)."""
+    EXHAUSTED = 32
+    """Has no more data in this epoch, which ends when no rank has."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -58,6 +58,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     min_micro_batches: int = 1,
     max_micro_batches: int = 64,
     exchange_timeout: float = 60.0,
+    digest_every: int = 100,
 ) -> Any:
     """Make an optimizer that computes on while gradients are exchanged, and lets every rank do as much as it can.
 
@@ -90,6 +91,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         min_micro_batches: Micro-batches that a rank does at least in a round.
         max_micro_batches: Micro-batches after which a rank waits for the exchange.
         exchange_timeout: Seconds without progress after which a waiting rank gives up, naming the missing ones.
+        digest_every: Rounds between two comparisons of the ranks' parameters; where they have drifted apart, as on
+            unlike processors, all take over those of the first rank.
 
     Raises:
         ValueError: an option that is out of range, or would not keep its meaning here.
@@ -110,6 +113,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     )
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
+    if digest_every < 1:
+        raise ValueError(f"digest_every must be at least 1, got {digest_every!r}")
     if clip_grad_norm is not None and not clip_grad_norm > 0:
         raise ValueError(f"clip_grad_norm must be positive, got {clip_grad_norm!r}")
     if not (gradient_predivide_factor > 0 and math.isfinite(gradient_predivide_factor)):
@@ -121,6 +126,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         loss_reduction=loss_reduction,
         gradient_predivide_factor=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
+        digest_every=digest_every,
     )
     names = checks.check_names(optimizer, named_parameters)
     wire = open_wire(process_set)
@@ -135,7 +141,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     self = _of_both_classes(optimizer)
     number = next(_made[process_set.process_set_id])
     name = f"horovod_abs.{process_set.process_set_id}.{number}"
-    payload = GradientPayload(self, lambda: type(optimizer).step(self), wire, name, options)
+    payload = GradientPayload(self, lambda: type(optimizer).step(self), wire, name, exchange, options)
     announcer = ticker = None
     if isinstance(wire, HorovodWire):
         ranks = process_set.ranks or range(wire.size)
@@ -275,12 +281,8 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
         return self._timed(batches)
 
     def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        timer = _rounds_of(self).timer
-        timer.start()
-        try:
-            yield from batches
-        finally:
-            self._opt_called = True  # merges outside step() count for LR schedulers' order check
+        _rounds_of(self).timer.start()
+        yield from batches
 
     def synchronize(self) -> None:
         """Exchange what is pending and wait until all ranks have closed; a loop without ``epoch`` must end with it.
@@ -309,7 +311,8 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
         if rounds.announcer:
             rounds.announcer.announce(launches, busy=True)
         try:
-            yield
+            with rounds.payload.staleness.authoritative():
+                yield
         finally:
             if rounds.announcer:
                 rounds.announcer.announce(launches, busy=False)
@@ -431,6 +434,8 @@ def _of_both_classes(optimizer: torch.optim.Optimizer) -> Any:
     cls = type(user_class.__name__, (user_class, DistributedOptimizerMixin), own)
     result: Any = object.__new__(cls)
     result.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    # Also merges outside step() come before a scheduler's first step, even of a scheduler made before wrapping.
+    result._opt_called = vars(optimizer)["_opt_called"] = True
     result._step_supports_amp_scaling = False  # a GradScaler unscales before step(), where gradients are added up
     return result
 

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from horovod.torch.compression import Compression
 
-from horovod_abs.core.ledger import Column, Entry, Flag, Floats
+from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
 from horovod_abs.core.scaling import Scaling
+from horovod_abs.torch.exchanges import Gradients
+from horovod_abs.torch.staleness import AsPublished, Lookahead, Taylor
 from horovod_abs.torch.wire import Wire
 
 FIRST_EXPECTED_WEIGHT = 1024.0
@@ -82,6 +84,7 @@ class GradientOptions:
     loss_reduction: str = "mean"
     gradient_predivide_factor: float = 1.0
     sparse_as_dense: bool = False
+    digest_every: int = 100
 
 
 class GradientPayload:
@@ -96,10 +99,9 @@ class GradientPayload:
         update: Takes one step of the user's optimizer from ``p.grad``.
         wire: Sums over ranks.
         name: Prefix of the names under which tensors are exchanged, the same on every rank.
+        exchange: What the user chose.
         options: See :class:`GradientOptions`.
     """
-
-    launches_first = True
 
     def __init__(
         self,
@@ -107,12 +109,14 @@ class GradientPayload:
         update: Callable[[], object],
         wire: Wire,
         name: str,
+        exchange: Gradients,
         options: GradientOptions,
     ) -> None:
         self._optimizer = optimizer
         self._update = update
         self._wire = wire
         self._name = name
+        self._exchange = exchange
         self._options = options
         self._handle: int | None = None
         self.parameters: list[torch.Tensor] = []
@@ -138,6 +142,19 @@ class GradientPayload:
         self._present = np.zeros(len(self.parameters))
         self._ledger = torch.zeros(0, dtype=torch.float64)
         self._scale = 1.0
+        self.staleness = self._make_staleness()
+
+    def _make_staleness(self) -> AsPublished:
+        if self._exchange.staleness == "taylor":
+            return Taylor(self.parameters, self._exchange.taylor_lambda)
+        if self._exchange.staleness == "lookahead":
+            return Lookahead(self.parameters, self._optimizer)
+        return AsPublished()
+
+    @property
+    def launches_first(self) -> bool:
+        """Whether the next exchange may start before the result of the last one is applied."""
+        return self.staleness.launches_first
 
     # -- a micro-batch ---------------------------------------------------------------------------------------------
 
@@ -178,38 +195,65 @@ class GradientPayload:
 
     # -- the exchange ----------------------------------------------------------------------------------------------
 
-    def launch(self, row: Floats, expected_weight: float) -> None:
+    def launch(self, row: Floats, ledger: Ledger) -> None:
         """Start to sum the accumulator and the ledger over all ranks."""
         buffer, self._accumulator = self._accumulating(), None
-        self._pack_ledger(row, buffer)
-        self._scale_for_wire(buffer, expected_weight)
+        if self._result is None:
+            self.staleness.begin()
+        if ledger.rounds % self._options.digest_every == 0:
+            row[Column.DIGEST] = digest_of(self.parameters)
+        self._pack(row, buffer)
+        self._predict(buffer, ledger)
+        self._scale_for_wire(buffer, ledger.last_weight)
         self._compressed = [self._options.compression.compress(flat) for flat in buffer.tensors]
         sent = [tensor for tensor, _ in self._compressed]
         self._handle = self._wire.sum_([*sent, self._ledger], self._name)
         self._in_flight = buffer
 
-    def _pack_ledger(self, row: Floats, buffer: FlatBuffer) -> None:
-        """Lay this rank's row, and which parameters have a gradient, into the tensor that is summed."""
-        columns = len(Column)
-        mine = torch.from_numpy(row).to(self._device, copy=True)
-        present = torch.from_numpy(self._present).to(self._device, copy=True)
+    def _pack(self, row: Floats, buffer: FlatBuffer) -> None:
+        """Lay this rank's row, and which parameters have a gradient, into the tensor that is summed with the others.
+
+        A sum that is not finite is dropped by selection: it is set to zero, and its weight too.
+        """
+        mine = torch.from_numpy(np.concatenate([row, self._present])).to(self._device)
+        self._present[:] = 0.0
         if row[Column.WEIGHT] > 0:
             finite = buffer.all_finite()
-            mine[Column.WEIGHT] = torch.where(finite, mine[Column.WEIGHT], 0.0)
-            mine[Column.FLAGS] += torch.where(finite, 0.0, float(Flag.NONFINITE))
-            present = torch.where(finite, present, 0.0)
+            dropped = mine.clone()
+            dropped[[Column.WEIGHT, *range(len(Column), len(mine))]] = 0.0
+            dropped[Column.FLAGS] += float(Flag.NONFINITE)
+            mine = torch.where(finite, mine, dropped)
             if self._device.type != "cpu":
                 for flat in buffer.tensors:
                     flat.masked_fill_(~finite, 0.0)
             elif not finite:
                 buffer.zero_()
-        self._present[:] = 0.0
-        self._ledger = torch.zeros(self._wire.size * columns + len(present), dtype=torch.float64, device=self._device)
-        self._ledger[self._wire.rank * columns : (self._wire.rank + 1) * columns] = mine
-        self._ledger[self._wire.size * columns :] = present
+        columns, ranks = len(Column), self._wire.size * len(Column)
+        self._ledger = torch.zeros(ranks + len(mine) - columns, dtype=torch.float64, device=self._device)
+        self._mine = self._ledger[self._wire.rank * columns :][:columns]
+        self._mine.copy_(mine[:columns])
+        self._ledger[ranks:] = mine[columns:]
+
+    def _predict(self, buffer: FlatBuffer, ledger: Ledger) -> None:
+        """Let a staleness remedy look ahead with this rank's own mean gradient."""
+        if self.launches_first:
+            return
+        weight = float(self._mine[Column.WEIGHT])
+        if weight == 0:
+            return
+        present = self._ledger[self._wire.size * len(Column) :].tolist()
+        scale = self._clipped(buffer, 1.0 / weight)
+        factor = self._options.scaling.factor(ledger.last_weight or weight, float(ledger.weight.sum()))
+
+        def gradients() -> list[torch.Tensor | None]:
+            pairs = zip(self.parameters, buffer.views, present, strict=True)
+            return [(view * scale).to(parameter.dtype) if here else None for parameter, view, here in pairs]
+
+        with _learning_rates(self._optimizer.param_groups, factor):
+            self.staleness.predict(gradients, self._update)
 
     def _scale_for_wire(self, buffer: FlatBuffer, expected_weight: float) -> None:
-        """Divide the sum by what keeps it within range on the wire; multiplied back when it is applied."""
+        """Divide the sum by what keeps it within range on the wire; it is multiplied back when applied."""
         self._scale = 1.0 / self._options.gradient_predivide_factor
         if self._options.compression is not Compression.none:
             self._scale /= 2.0 ** round(np.log2(expected_weight or FIRST_EXPECTED_WEIGHT))
@@ -248,23 +292,38 @@ class GradientPayload:
         finite = entry.weight == 0 or bool(buffer.all_finite())
         if entry.weight and finite:
             self._step(buffer, entry.weight, self._options.scaling.factor(entry.weight, samples_before))
+        else:
+            self.staleness.before_update([None] * len(self.parameters))
         buffer.zero_()
         self._free.append(buffer)
         return finite
 
     def _step(self, buffer: FlatBuffer, weight: float, learning_rate_factor: float) -> None:
-        scale = 1.0 / (weight * self._result_scale)
-        if self._options.clip_grad_norm is not None:
-            norm = buffer.norm() * scale
-            scale *= min(1.0, self._options.clip_grad_norm / (norm + 1e-6))
+        scale = self._clipped(buffer, 1.0 / (weight * self._result_scale))
         for flat in buffer.tensors:
             flat.mul_(scale)
-        for parameter, view, present in zip(self.parameters, buffer.views, self._result_present, strict=True):
-            parameter.grad = view.to(parameter.dtype) if present else None
+        pairs = zip(buffer.views, self._result_present, strict=True)
+        gradients = [view if present else None for view, present in pairs]
+        self.staleness.before_update(gradients)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
         with _learning_rates(self._optimizer.param_groups, learning_rate_factor):
             self._update()
         for parameter in self.parameters:
             parameter.grad = None
+
+    def _clipped(self, buffer: FlatBuffer, scale: float) -> float:
+        """The factor that makes a sum a mean, smaller where the mean would be longer than ``clip_grad_norm``."""
+        if self._options.clip_grad_norm is None:
+            return scale
+        return scale * min(1.0, self._options.clip_grad_norm / (buffer.norm() * scale + 1e-6))
+
+    def agree(self) -> None:
+        """Take over parameters and optimizer state of rank 0; all ranks call it at the same merge."""
+        state = self._optimizer.state
+        kept = [value for p in self.parameters if p in state for _, value in sorted(state[p].items())]
+        tensors = [*self.parameters, *(value for value in kept if isinstance(value, torch.Tensor))]
+        self._wire.broadcast_([tensor.data for tensor in tensors], f"{self._name}.agree")
 
     def options(self) -> int:
         """Fingerprint of all hyper-parameters in ``param_groups``, below 2**48."""
@@ -275,6 +334,17 @@ class GradientPayload:
             ]
         )
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+
+@torch.no_grad()
+def digest_of(parameters: Iterable[torch.Tensor]) -> int:
+    """Fingerprint of the parameters' bits, below 2**48; computed where they are."""
+    sums = []
+    for parameter in parameters:
+        bits = parameter.detach().contiguous().view(torch.uint8).view(-1)
+        whole = bits[: len(bits) // 4 * 4].view(torch.int32)
+        sums += [bits.sum(dtype=torch.int64), whole.sum(dtype=torch.int64), (whole * whole).sum(dtype=torch.int64)]
+    return int.from_bytes(hashlib.blake2b(repr(torch.stack(sums).tolist()).encode(), digest_size=6).digest(), "big")
 
 
 def _plain(value: Any) -> str:

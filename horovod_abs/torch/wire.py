@@ -26,6 +26,9 @@ class Wire(Protocol):
     def finish(self, handle: int) -> None:
         """Wait for the sum. Raises :class:`ExchangeFailed` if it could not be carried out."""
 
+    def broadcast_(self, tensors: list[torch.Tensor], name: str) -> None:
+        """Overwrite ``tensors`` with those of the first rank; every rank calls it."""
+
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
         """The values of every rank, in order of ranks; every rank calls it, with as many values.
 
@@ -56,6 +59,18 @@ class HorovodWire:
             hvd.synchronize(handle)
         except hvd.HorovodInternalError as error:
             raise self._failed("the exchange in flight", error) from error
+
+    def broadcast_(self, tensors: list[torch.Tensor], name: str) -> None:
+        root = (self.process_set.ranks or [0])[0]
+        try:
+            handles = [
+                hvd.broadcast_async_(tensor, root, name=f"{name}.{index}", process_set=self.process_set)
+                for index, tensor in enumerate(tensors)
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+        except hvd.HorovodInternalError as error:
+            raise self._failed(name, error) from error
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
         handle = hvd.allgather_async(torch.tensor([values]), name=name, process_set=self.process_set)
@@ -95,6 +110,9 @@ class LocalWire:
         return True
 
     def finish(self, handle: int) -> None:
+        pass
+
+    def broadcast_(self, tensors: list[torch.Tensor], name: str) -> None:
         pass
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
