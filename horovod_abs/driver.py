@@ -247,6 +247,12 @@ class Driver:
         engine = self.engine
         if engine.stopped:
             return
+        if not engine.closed:
+            raise RunError(
+                self.rank,
+                "an epoch begins while rounds are pending",
+                "End a loop without epoch() with synchronize(), on every rank",
+            )
         drawn_target = float(engine.ledger.drawn.sum()) + drawn
         engine.open(drawn_target, rounds_target=engine.ledger.rounds + rounds, exact=exact)
         self._in_epoch = True
@@ -331,7 +337,9 @@ class Driver:
                 self._announcer.announce(self.engine.launches)
 
     def _launch(self) -> None:
-        self.payload.launch(self.engine.row(self.payload.options()), self.engine.ledger)
+        row = self.engine.row(self.payload.options())
+        row[Column.LAUNCHED_AT] = time.time()
+        self.payload.launch(row, self.engine.ledger)
         self.engine.launched()
         self._launched_at = self._now()
         self._completed_at = None

@@ -38,6 +38,8 @@ class Column(IntEnum):
     """Fingerprint of the optimizer's hyper-parameters, an integer below 2**52."""
     DIGEST = 7
     """Fingerprint of the parameters, an integer below 2**52; 0 in rounds that do not compare them."""
+    LAUNCHED_AT = 8
+    """When the rank launched, in seconds since 1970 by its own clock; for timelines only."""
 
 
 class Flag(IntFlag):

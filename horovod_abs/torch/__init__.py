@@ -16,7 +16,9 @@ from horovod_abs import mpi as _mpi
 from horovod_abs.core.clocks import Clock, CountClock, IntervalClock, ReplayClock, SyncClock, TargetBatchClock
 from horovod_abs.driver import RoundRecord
 from horovod_abs.errors import ExchangeFailed, ExchangeTimeout, Mismatch, RunError
+from horovod_abs.torch.checkpoint import Checkpointer
 from horovod_abs.torch.exchanges import Gradients
+from horovod_abs.torch.functions import ShardSampler, average, average_buffers, evaluate
 from horovod_abs.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from horovod_abs.torch.optimizer import DistributedOptimizerMixin, join
 from horovod_abs.torch.sampler import AdaptiveSampler
@@ -24,6 +26,7 @@ from horovod_abs.torch.sampler import AdaptiveSampler
 __all__ = [
     *(name for name in vars(_horovod) if not name.startswith("_")),
     "AdaptiveSampler",
+    "Checkpointer",
     "Clock",
     "CountClock",
     "DistributedOptimizerMixin",
@@ -35,8 +38,12 @@ __all__ = [
     "ReplayClock",
     "RoundRecord",
     "RunError",
+    "ShardSampler",
     "SyncClock",
     "TargetBatchClock",
+    "average",
+    "average_buffers",
+    "evaluate",
     "join",
 ]
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +19,7 @@ from horovod.torch.optimizer import _DistributedOptimizer
 from horovod_abs import mpi
 from horovod_abs.core.clocks import Clock, SyncClock
 from horovod_abs.core.engine import Engine
+from horovod_abs.core.ledger import Floats
 from horovod_abs.core.scaling import Rule, Scaling
 from horovod_abs.driver import Driver, RoundRecord
 from horovod_abs.errors import ExchangeFailed
@@ -174,6 +175,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         wire=wire,
         name=name,
         timeout=exchange_timeout,
+        process_set=process_set,
     )
     self._rounds.check_same(self)
     _living.add(self)
@@ -194,7 +196,10 @@ class _Rounds:
     wire: Wire
     name: str
     timeout: float
+    process_set: Any
     samplers: list[AdaptiveSampler] = field(default_factory=list)
+    epoch: weakref.ref[Generator[Any, None, None]] | None = None
+    buffers_averaged_at: Floats | float = 0.0
 
     def check_same(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise :class:`Mismatch` if another rank has another model or other options."""
@@ -269,18 +274,24 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
             Mismatch: the ranks' samplers differ.
         """
         state = _rounds_of(self)
+        before = state.epoch() if state.epoch else None
+        if before is not None:  # left by break, while something still holds it, such as a progress bar
+            before.close()
         sampler = adaptive_sampler_of(loader)
         if sampler is not None:
             if samples is not None or rounds is not None:
                 raise ValueError("an epoch with an AdaptiveSampler ends by itself: leave samples= and rounds= out")
-            return self._timed(sampler.batches(loader))
-        drawn = epoch_length(loader, samples, rounds)
-        batches = state.driver.epoch(
-            epoch_batches(loader), count_samples, drawn=drawn, rounds=math.inf if rounds is None else rounds
-        )
-        return self._timed(batches)
+            batches = sampler.batches(loader)
+        else:
+            drawn = epoch_length(loader, samples, rounds)
+            batches = state.driver.epoch(
+                epoch_batches(loader), count_samples, drawn=drawn, rounds=math.inf if rounds is None else rounds
+            )
+        epoch = self._timed(batches)
+        state.epoch = weakref.ref(epoch)
+        return epoch
 
-    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _timed(self, batches: Iterator[Batch]) -> Generator[Batch, None, None]:
         _rounds_of(self).timer.start()
         yield from batches
 
@@ -326,6 +337,11 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
         return float(_rounds_of(self).driver.engine.ledger.weight.sum())
 
     @property
+    def stopped(self) -> bool:
+        """Whether the run was asked to stop (SIGTERM, with a ``Checkpointer``): no further epoch has batches."""
+        return bool(_rounds_of(self).driver.engine.stopped)
+
+    @property
     def history(self) -> list[RoundRecord]:
         """The merged rounds, oldest first."""
         return list(_rounds_of(self).driver.history)
@@ -368,6 +384,7 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
         if "horovod_abs" in state_dict:
             saved = state_dict["horovod_abs"]
             rounds.driver.engine.load_state_dict(saved)
+            rounds.buffers_averaged_at = rounds.driver.engine.ledger.weight.copy()
             for sampler, sampler_state in zip(rounds.samplers, saved["samplers"], strict=False):
                 sampler.load_state_dict(sampler_state)
         rounds.user_class.load_state_dict(self, own)
