@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from horovod_abs import shutdown
 from horovod_abs.core.engine import Action, Engine
 from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
 from horovod_abs.errors import ExchangeTimeout, Mismatch, RunError, name_ranks
@@ -47,6 +48,9 @@ class Payload(Protocol):
 
     def apply(self, entry: Entry, samples_before: float) -> bool:
         """Update the model with the exchange last read. False if its result is not finite and was dropped."""
+
+    def settle(self, closed: bool) -> None:
+        """No launch follows the merge; ``closed`` if nothing is pending on any rank."""
 
     def agree(self) -> None:
         """Take over the model of rank 0; all ranks call it at the same merge."""
@@ -97,10 +101,45 @@ class RoundRecord:
     exchange_seconds: float
     merged_at: float
 
+    @classmethod
+    def of(cls, entry: Entry, exchange_seconds: float, merged_at: float) -> RoundRecord:
+        """The record of a merged entry."""
+        return cls(
+            round=entry.round,
+            samples=tuple(entry.column(Column.WEIGHT).tolist()),
+            micro_batches=tuple(int(n) for n in entry.column(Column.MICRO_BATCHES)),
+            compute_seconds=tuple(entry.column(Column.COMPUTE_SECONDS).tolist()),
+            wait_seconds=tuple(entry.column(Column.WAIT_SECONDS).tolist()),
+            exchange_seconds=exchange_seconds,
+            merged_at=merged_at,
+        )
+
     @property
     def batch(self) -> float:
         """Samples of all ranks."""
         return sum(self.samples)
+
+
+class Log:
+    """Is told how a run goes on, and keeps nothing; :class:`horovod_abs.observe.recorder.Recorder` writes it down."""
+
+    def round(self, entry: Entry, record: RoundRecord) -> None:
+        """A round was merged and applied; what the program does at a merge comes after."""
+
+    def closed(self) -> None:
+        """All ranks have closed: nothing is pending, and all is applied."""
+
+    def epoch_begins(self, sampler: Mapping[str, Any] | None) -> None:
+        """An epoch begins, with an adaptive sampler that is described so, or without one."""
+
+    def epoch_ends(self) -> None:
+        """The epoch has ended."""
+
+    def restarted(self) -> None:
+        """The run goes on from a state that was loaded."""
+
+    def event(self, values: Mapping[str, Any]) -> None:
+        """The program tells something."""
 
 
 class Driver:
@@ -125,6 +164,7 @@ class Driver:
         on_entry: Called with each merged entry, empty ones included, before the next launch.
         on_checkpoint: Called, without arguments, on all ranks with nothing pending, when a checkpoint or a stop was
             asked for.
+        log: Is told how the run goes on.
     """
 
     POLL_SECONDS = 0.0003
@@ -154,6 +194,7 @@ class Driver:
         self.on_merge: list[Callable[[], object]] = []
         self.on_entry: list[Callable[[Entry], object]] = []
         self.on_checkpoint: list[Callable[[], object]] = []
+        self.log = Log()
         self.batch_size: int | None = None
         self._announcer = announcer
         self._ticker = ticker
@@ -203,7 +244,14 @@ class Driver:
                 case Action.CLOSED:
                     break
         self.failed = False
+        if merged and self.engine.closed:
+            self.log.closed()
         return merged
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first boundary; 0 before it."""
+        return 0.0 if self._began is None else self._seconds() - self._began
 
     def command(self, flag: Flag) -> None:
         """Ask all ranks to stop or to take a checkpoint; may be called from a signal handler."""
@@ -232,6 +280,7 @@ class Driver:
         drawn: float = float("inf"),
         rounds: float = float("inf"),
         exact: bool = False,
+        sampler: Mapping[str, Any] | None = None,
     ) -> Iterator[Batch]:
         """Yield batches until the epoch ends, on all ranks at the same exchange.
 
@@ -243,6 +292,7 @@ class Driver:
             drawn: The epoch ends when all ranks together have drawn this many samples.
             rounds: The epoch ends after so many rounds.
             exact: No rank can hold anything back at that moment; see :meth:`Engine.open`.
+            sampler: What the log is told of an adaptive sampler.
         """
         engine = self.engine
         if engine.stopped:
@@ -256,6 +306,7 @@ class Driver:
         drawn_target = float(engine.ledger.drawn.sum()) + drawn
         engine.open(drawn_target, rounds_target=engine.ledger.rounds + rounds, exact=exact)
         self._in_epoch = True
+        self.log.epoch_begins(sampler)
         try:
             for batch in batches:
                 if engine.ending or not engine.epoch_open:
@@ -272,6 +323,7 @@ class Driver:
         finally:
             self._in_epoch = False
             self.batch_size = None
+            self.log.epoch_ends()
 
     def _end_epoch(self) -> None:
         """Take part until the epoch ends on all ranks, and close."""
@@ -306,7 +358,8 @@ class Driver:
         """The user's loop was left by ``break`` or by an exception: end the epoch on all ranks."""
         try:
             self._requested()
-            self.close(Flag.LEAVING)
+            if self.engine.epoch_open:
+                self.close(Flag.LEAVING)
         except RunError as error:
             logger.error("%s", error)
 
@@ -314,7 +367,8 @@ class Driver:
 
     def _now(self) -> float:
         now = self._seconds()
-        self._began = now if self._began is None else self._began
+        if self._began is None:
+            self._began = self._launched_at = now
         return now
 
     def _schedule_tick(self) -> None:
@@ -332,16 +386,22 @@ class Driver:
             self._completed_at = self._now()
             self.engine.exchange_complete()
         elif self._now() - self._launched_at > self._timeout / 2 and self._announced < self.engine.launches:
-            self._announced = self.engine.launches
-            if self._announcer:
-                self._announcer.announce(self.engine.launches)
+            self._announce()
+
+    def _announce(self) -> None:
+        self._announced = self.engine.launches
+        if self._announcer:
+            self._announcer.announce(self.engine.launches)
 
     def _launch(self) -> None:
         row = self.engine.row(self.payload.options())
         row[Column.LAUNCHED_AT] = time.time()
         self.payload.launch(row, self.engine.ledger)
         self.engine.launched()
-        self._launched_at = self._now()
+        now = self._now()
+        if now - self._launched_at > self._timeout / 2:  # who launched long ago might take this rank for missing
+            self._announce()
+        self._launched_at = now
         self._completed_at = None
 
     def _merge(self) -> None:
@@ -350,7 +410,7 @@ class Driver:
         samples_before = float(self.engine.ledger.weight.sum())
         now = self._now()
         entry = self.engine.merged(entry, now)
-        self._record(entry, now)
+        record = self._record(entry, now)
         for told in self.on_entry:
             told(entry)
         if (
@@ -359,12 +419,15 @@ class Driver:
             self._launch()
         finite = self.payload.apply(entry, samples_before)
         self._agree_if_apart(entry)
+        self.log.round(entry, record)
         if not finite:
             self.overflows += 1
             logger.warning("rank %d: the sum of round %d is not finite and was dropped", self.rank, entry.round)
         elif entry.weight:
             for callback in self.on_merge:
                 callback()
+        if not self.engine.in_flight and self.engine.next_action(now) is not Action.LAUNCH:
+            self.payload.settle(self.engine.closed)
 
     def _agree_if_apart(self, entry: Entry) -> None:
         """Unlike processors round differently: where parameters have drifted apart, take over those of rank 0."""
@@ -379,23 +442,16 @@ class Driver:
                 "parameters of %s had drifted from rank 0's and were put right (%s)", name_ranks(others), why
             )
 
-    def _record(self, entry: Entry, now: float) -> None:
+    def _record(self, entry: Entry, now: float) -> RoundRecord:
         for rank in entry.ranks_with(Flag.NONFINITE):
             self.nonfinite[rank] += 1
             if rank == self.rank:
                 logger.warning("rank %d: its gradients of round %d are not finite and were dropped", rank, entry.round)
         seen = now if self._completed_at is None else self._completed_at
-        self.history.append(
-            RoundRecord(
-                round=entry.round,
-                samples=tuple(entry.column(Column.WEIGHT).tolist()),
-                micro_batches=tuple(int(n) for n in entry.column(Column.MICRO_BATCHES)),
-                compute_seconds=tuple(entry.column(Column.COMPUTE_SECONDS).tolist()),
-                wait_seconds=tuple(entry.column(Column.WAIT_SECONDS).tolist()),
-                exchange_seconds=seen - self._launched_at,
-                merged_at=now - (now if self._began is None else self._began),
-            )
-        )
+        merged_at = now - (now if self._began is None else self._began)
+        record = RoundRecord.of(entry, seen - self._launched_at, merged_at)
+        self.history.append(record)
+        return record
 
     def _check_options(self, entry: Entry) -> None:
         options = entry.column(Column.OPTIONS)
@@ -430,6 +486,7 @@ class Driver:
     def _give_up(self) -> ExchangeTimeout:
         missing = self._announcer.behind(self.engine.launches)[0] if self._announcer else []
         who = f"{name_ranks(missing)} has not launched it" if missing else "not every rank has launched it"
+        shutdown.expect_no_answer()
         return ExchangeTimeout(
             self.rank,
             f"exchange {self.engine.launches - 1} did not complete within {self._timeout:g} s: {who}",

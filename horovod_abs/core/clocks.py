@@ -27,6 +27,7 @@ class Progress:
         micro_batches: Micro-batches done in it.
         elapsed: Seconds since the rank's last merge.
         tick: Number of the last round whose end was called by rank 0; ``None`` where ranks keep the time themselves.
+        drawn: Indices of the data set used up in it.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class Progress:
     micro_batches: int
     elapsed: float
     tick: int | None = None
+    drawn: float = 0.0
 
 
 class Clock(ABC):
@@ -84,7 +86,9 @@ class SyncClock(Clock):
 
 @dataclass(frozen=True)
 class CountClock(Clock):
-    """Ends the round after a fixed number of micro-batches. Deterministic; for baselines and tests.
+    """Ends the round after a fixed number of micro-batches; a rank that is there first waits for the exchange.
+
+    Deterministic; for baselines and tests.
 
     Args:
         micro_batches: Micro-batches in a round, on every rank.
@@ -105,11 +109,14 @@ class CountClock(Clock):
     def is_due(self, progress: Progress) -> bool:
         return progress.micro_batches >= self.micro_batches
 
+    def limit(self, progress: Progress) -> float:
+        return self.micro_batches
+
     def validate(self, max_micro_batches: int) -> None:
         if self.micro_batches > max_micro_batches:
             raise ValueError(
                 f"{self} asks for more micro-batches than a round may hold ({max_micro_batches}): "
-                f"pass max_micro_batches={self.micro_batches} or more"
+                f"pass max_micro_batches={self.micro_batches} or more (and max_staleness, of ModelUpdates)"
             )
 
 
@@ -180,10 +187,10 @@ class TargetBatchClock(Clock):
 
     def merged(self, ledger: Ledger) -> None:
         speed = _samples_per_second(ledger, self.WINDOW)
-        batch = ledger.recent[-1].weight
+        batch, bounded = ledger.recent[-1].weight, ledger.recent[-1].ranks_with(Flag.BOUNDED)
         if speed == 0 or batch == 0:
             return
-        if self._interval:
+        if self._interval and not bounded:  # a round that could not reach the target says nothing about the interval
             self._correction *= min(2.0, max(0.5, self.samples / batch)) ** self.GAIN
             self._correction = min(2.0, max(0.25, self._correction))
         self._interval = self._correction * self.samples / speed
@@ -214,6 +221,9 @@ class ReplayClock(Clock):
     run was stopped or took a checkpoint, this one drains its rounds as well and goes on. After the record's end the
     rounds end as with ``SyncClock``.
 
+    A recorded round that ended because the rank had no data, or was closing, did so when the program asked for its
+    next batch, by which the one before was counted as drawn. Such a round is left to end there again.
+
     Args:
         entries: The recorded entries, from round 0.
 
@@ -231,13 +241,14 @@ class ReplayClock(Clock):
         return f"ReplayClock({len(self.entries)} rounds, {len(last.rows)} ranks, {last.rows.sum():.17g})"
 
     def is_due(self, progress: Progress) -> bool:
-        limit = self.limit(progress)
-        return limit == math.inf or progress.micro_batches >= limit
+        return progress.round >= len(self.entries) or progress.micro_batches >= self.limit(progress)
 
     def limit(self, progress: Progress) -> float:
         if progress.round >= len(self.entries):
             return math.inf
-        return float(self.entries[progress.round].rows[progress.rank, Column.MICRO_BATCHES])
+        row = self.entries[progress.round].rows[progress.rank]
+        left_to_the_program = row[Column.MICRO_BATCHES] == 0 or progress.drawn < row[Column.DRAWN]
+        return math.inf if left_to_the_program else float(row[Column.MICRO_BATCHES])
 
     def replayed(self, entry: Entry) -> Entry:
         if entry.round >= len(self.entries):

@@ -24,9 +24,9 @@ every sample of a round is computed at the same parameters and the delay is exac
 launches k and waits for it.
 
 *When a round ends.* Never before the previous exchange is complete. Then at once if the rank has no work (it is
-closing, or its data have run out), or has reached ``max_micro_batches``; else, from ``min_micro_batches`` on, when
-the clock says so. A rank waits only where it may not compute: with ``delay=0`` while the exchange is in flight, at
-``max_micro_batches``, and without work.
+closing, or its data have run out), or has reached a bound (``max_micro_batches``, ``max_staleness``); else, from
+``min_micro_batches`` on, when the clock says so. A rank waits only where it may not compute: with ``delay=0`` while
+the exchange is in flight, at a bound or the clock's limit, and without work.
 
 *Closing.* One rank may have merged k and launched k+1 while another has not looked yet, so "wait for what is in
 flight" would deadlock. A rank that wants to close raises CLOSING in its next launches and goes on taking part,
@@ -106,6 +106,8 @@ class Engine:
         delay: Rounds between computing a gradient and applying it, 0 or 1.
         min_micro_batches: Micro-batches that a rank with work does at least in a round.
         max_micro_batches: Micro-batches after which a rank waits for the exchange.
+        max_staleness: τ of [NoDelay]: a rank waits when it has done so many micro-batches that are not in the last
+            exchange it merged, in flight or in the current round; ``None`` for no such bound.
 
     Attributes:
         ledger: What was merged so far.
@@ -131,6 +133,7 @@ class Engine:
         delay: int = 1,
         min_micro_batches: int = 1,
         max_micro_batches: int = 64,
+        max_staleness: int | None = None,
     ) -> None:
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
@@ -140,12 +143,15 @@ class Engine:
             raise ValueError(
                 f"need 1 <= min_micro_batches <= max_micro_batches, got {min_micro_batches} and {max_micro_batches}"
             )
-        clock.validate(max_micro_batches)
+        if max_staleness is not None and max_staleness < 1:
+            raise ValueError(f"max_staleness must be at least 1, got {max_staleness}")
+        clock.validate(max_micro_batches if max_staleness is None else min(max_micro_batches, max_staleness))
         self.clock = copy.deepcopy(clock)
         self.rank = rank
         self.delay = delay
         self.min_micro_batches = min_micro_batches
         self.max_micro_batches = max_micro_batches
+        self.max_staleness = math.inf if max_staleness is None else max_staleness
         self.ledger = Ledger(size)
         self.in_flight = False
         self.epoch_open = self.ending = self.checkpoint_due = self.stopped = False
@@ -154,6 +160,8 @@ class Engine:
         self.exhausted = False
         self._phase = Phase.CLOSED
         self._round = _Round()
+        self._steps_in_flight = 0
+        self._bounded = False
         self._complete = False
         self._flags = Flag(0)
         self._drawn_target = math.inf
@@ -179,6 +187,11 @@ class Engine:
         """Micro-batches of the current round."""
         return self._round.micro_batches
 
+    @property
+    def staleness(self) -> int:
+        """Micro-batches of this rank that are not in the last exchange it merged."""
+        return self._steps_in_flight + self._round.micro_batches
+
     def next_action(self, now: float) -> Action:
         """What to do at this boundary. Asking twice gives the same answer.
 
@@ -203,9 +216,7 @@ class Engine:
         row[Column.MICRO_BATCHES] = self._round.micro_batches
         row[Column.COMPUTE_SECONDS] = self._round.compute_seconds
         row[Column.WAIT_SECONDS] = self._round.wait_seconds
-        row[Column.FLAGS] = (
-            self._flags | (Flag.CLOSING if self.closing else 0) | (Flag.EXHAUSTED if self.exhausted else 0)
-        )
+        row[Column.FLAGS] = self._raised()
         row[Column.OPTIONS] = options
         return row
 
@@ -261,6 +272,7 @@ class Engine:
         self.in_flight = True
         self._complete = False
         self._flags = Flag(0)
+        self._steps_in_flight = self._round.micro_batches
         self._round = _Round()
         self._phase = Phase.COMPUTING
 
@@ -284,6 +296,8 @@ class Engine:
         self.ledger.append(entry)
         self.clock.merged(self.ledger)
         self.in_flight = False
+        has_something = self.closing or self.starved or self._round.micro_batches >= self.min_micro_batches
+        self._steps_in_flight = 0
         self.starved = False
         self._last_merge = now
         filled = float(self.ledger.drawn.sum()) >= self._drawn_target
@@ -296,7 +310,7 @@ class Engine:
         if entry.all_raised(Flag.CLOSING) or (filled and self._target_is_exact):
             self._close_for_good()
         else:
-            self._phase = Phase.COMPUTING if self.delay == 0 else Phase.LAUNCHING
+            self._phase = Phase.LAUNCHING if self.delay == 1 and has_something else Phase.COMPUTING
         return entry
 
     # -- what the user's program asks for --------------------------------------------------------------------------
@@ -387,7 +401,8 @@ class Engine:
 
     def _round_ends(self, now: float) -> bool:
         done = self._round.micro_batches
-        if self.closing or self.starved or done >= self.max_micro_batches:
+        self._bounded = self._at_bound()
+        if self.closing or self.starved or self._bounded:
             return True
         return done >= self.min_micro_batches and self.clock.is_due(self._progress(now))
 
@@ -396,12 +411,25 @@ class Engine:
             return False
         if self.delay == 0 or self.closing or self.starved:
             return True
-        done = self._round.micro_batches
-        return done >= self.max_micro_batches or done >= self.clock.limit(self._progress(0.0))
+        limit = max(self.min_micro_batches, self.clock.limit(self._progress(0.0)))
+        return self._at_bound() or self._round.micro_batches >= limit
+
+    def _at_bound(self) -> bool:
+        return self._round.micro_batches >= self.max_micro_batches or self.staleness >= self.max_staleness
 
     def _progress(self, now: float) -> Progress:
         elapsed = now - (now if self._last_merge is None else self._last_merge)
-        return Progress(self.rank, self.launches, self._round.micro_batches, elapsed, self._tick)
+        return Progress(self.rank, self.launches, self._round.micro_batches, elapsed, self._tick, self._round.drawn)
+
+    def _raised(self) -> Flag:
+        raised = self._flags
+        for flag, is_so in (
+            (Flag.CLOSING, self.closing),
+            (Flag.EXHAUSTED, self.exhausted),
+            (Flag.BOUNDED, self._bounded),
+        ):
+            raised |= flag if is_so else Flag(0)
+        return raised
 
     def _describe(self) -> str:
         return (

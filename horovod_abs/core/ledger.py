@@ -55,7 +55,9 @@ class Flag(IntFlag):
     """Asked for a checkpoint."""
     NONFINITE = 16
     """Had an infinity or a NaN in its sum, which was dropped (weight 0)."""
-    EXHAUSTED = 32
+    BOUNDED = 32
+    """Ended its round because it had done as much as it may, whatever the clock says."""
+    EXHAUSTED = 64
     """Has no more data in this epoch, which ends when no rank has."""
 
 

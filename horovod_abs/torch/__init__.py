@@ -13,14 +13,16 @@ import horovod.torch as _horovod
 from horovod.torch import *  # noqa: F403
 
 from horovod_abs import mpi as _mpi
+from horovod_abs import shutdown as _shutdown
 from horovod_abs.core.clocks import Clock, CountClock, IntervalClock, ReplayClock, SyncClock, TargetBatchClock
 from horovod_abs.driver import RoundRecord
 from horovod_abs.errors import ExchangeFailed, ExchangeTimeout, Mismatch, RunError
+from horovod_abs.observe.runlog import read_run_log
 from horovod_abs.torch.checkpoint import Checkpointer
-from horovod_abs.torch.exchanges import Gradients
+from horovod_abs.torch.exchanges import Gradients, ModelUpdates
 from horovod_abs.torch.functions import ShardSampler, average, average_buffers, evaluate
 from horovod_abs.torch.optimizer import DistributedOptimizer as DistributedOptimizer
-from horovod_abs.torch.optimizer import DistributedOptimizerMixin, join
+from horovod_abs.torch.optimizer import DistributedOptimizerMixin, broadcast_optimizer_state, join
 from horovod_abs.torch.sampler import AdaptiveSampler
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Gradients",
     "IntervalClock",
     "Mismatch",
+    "ModelUpdates",
     "ReplayClock",
     "RoundRecord",
     "RunError",
@@ -43,12 +46,21 @@ __all__ = [
     "TargetBatchClock",
     "average",
     "average_buffers",
+    "broadcast_optimizer_state",
     "evaluate",
     "join",
+    "read_run_log",
 ]
 
 
 def init(*args: Any, **kwargs: Any) -> None:
-    """``horovod.torch.init``, after MPI has been made ready to be shared with it."""
+    """``horovod.torch.init``, between what has to be done before it (MPI) and after it (the end of the process)."""
     _mpi.prepare()
     _horovod.init(*args, **kwargs)
+    if _horovod.size() > 1:
+        _shutdown.prepare()
+
+
+def __getattr__(name: str) -> Any:
+    """Whatever else ``horovod.torch`` has."""
+    return getattr(_horovod, name)

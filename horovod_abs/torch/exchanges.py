@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Gradients:
     delay: int = 1
     staleness: Literal["taylor", "lookahead"] | None = None
     taylor_lambda: float = 0.04
+    max_staleness: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.delay not in (0, 1):
@@ -41,3 +46,71 @@ class Gradients:
             raise ValueError(f"staleness must be None, 'taylor' or 'lookahead', not {self.staleness!r}")
         if self.staleness and self.delay == 0:
             raise ValueError(f"staleness={self.staleness!r} makes up for a delay, and delay=0 has none: leave it out")
+
+
+OuterOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, repr=False)
+class ModelUpdates:
+    """Average model updates: asynchronous SGD without gradient delay.
+
+    Each rank steps with its own gradients, on every micro-batch. What its steps have changed during a round is
+    averaged over ranks while it goes on stepping, and added to a central model that all ranks share. With
+    ``SyncClock`` this is the paper's algorithm 1, in which a rank waits only when its staleness reaches τ; with
+    ``CountClock(β)`` and τ = 2β its algorithm 2.
+
+    With ``outer`` the mean update is not added but taken, negated, for the gradient of a further optimizer: in
+    today's terms DiLoCo with eager updates (arXiv 2311.08105, 2502.12996), here driven by a clock and weighted. At
+    an outer learning rate of 1 without momentum it is the paper's rule.
+
+    Args:
+        max_staleness: τ: a rank waits when it has taken so many steps that are not in the central model it has seen.
+        weighting: ``"samples"`` weighs each rank's update by its samples in the round; ``"workers"`` is the paper's
+            plain mean over the ranks that took a step.
+        average_state: At each merge replace what the user's optimizer keeps for each parameter (momentum, Adam's
+            moments) by its mean over ranks, as it was a round ago; costs as much memory again. Otherwise it stays
+            each rank's own, which has served better wherever we tried.
+        outer: Makes the outer optimizer from a list of tensors, e.g.
+            ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``.
+
+    Raises:
+        ValueError: ``max_staleness`` below 1 or an unknown ``weighting``.
+        TypeError: ``outer`` cannot be called.
+
+    References:
+        [NoDelay] Talyansky, Kisilev, Melamed, Peterfreund, Verner, ICLR 2019 submission.
+    """
+
+    max_staleness: int = 16
+    weighting: Literal["samples", "workers"] = "samples"
+    average_state: bool = False
+    outer: OuterOptimizer | None = None
+    delay: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_staleness, int) or self.max_staleness < 1:
+            raise ValueError(f"max_staleness must be a whole number of at least 1, not {self.max_staleness!r}")
+        if self.weighting not in ("samples", "workers"):
+            raise ValueError(f"weighting must be 'samples' or 'workers', not {self.weighting!r}")
+        if self.outer is not None and not callable(self.outer):
+            raise TypeError(
+                f"outer must make an optimizer from tensors, e.g. functools.partial(torch.optim.SGD, lr=0.7), "
+                f"not {type(self.outer).__name__}"
+            )
+
+    def __repr__(self) -> str:
+        """The same on every rank, which an address in memory would not be."""
+        return (
+            f"ModelUpdates(max_staleness={self.max_staleness}, weighting={self.weighting!r}, "
+            f"average_state={self.average_state}, outer={_name(self.outer)})"
+        )
+
+
+Exchange = Gradients | ModelUpdates
+
+
+def _name(thing: Any) -> str:
+    if isinstance(thing, functools.partial):
+        return f"{_name(thing.func)}({thing.args}, {sorted(thing.keywords.items())})"
+    return str(getattr(thing, "__qualname__", None if thing is None else type(thing).__qualname__))

@@ -8,7 +8,8 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import horovod.torch as hvd
@@ -26,10 +27,13 @@ from horovod_abs.errors import ExchangeFailed
 from horovod_abs.rollcall import RollCall
 from horovod_abs.torch import checks
 from horovod_abs.torch.data import count_samples, epoch_batches, epoch_length
-from horovod_abs.torch.exchanges import Gradients
-from horovod_abs.torch.payloads import GradientOptions, GradientPayload
+from horovod_abs.torch.exchanges import Exchange, Gradients, ModelUpdates
+from horovod_abs.torch.gradients import GradientPayload
+from horovod_abs.torch.payloads import Options
+from horovod_abs.torch.record import open_recorder
 from horovod_abs.torch.sampler import AdaptiveSampler, adaptive_sampler_of
 from horovod_abs.torch.timing import Timer, timer_for
+from horovod_abs.torch.updates import UpdatePayload
 from horovod_abs.torch.wire import HorovodWire, Wire, open_wire
 
 Batch = TypeVar("Batch")
@@ -49,17 +53,19 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     sparse_as_dense: bool = False,
     process_set: Any = hvd.global_process_set,
     *,
-    exchange: Gradients | None = None,
+    exchange: Exchange | None = None,
     clock: Clock | None = None,
     loss_reduction: str = "mean",
     lr_scaling: Rule = "none",
     reference_batch_size: float | None = None,
     warmup_samples: float = 0,
+    warmup_steps: int = 0,
     clip_grad_norm: float | None = None,
     min_micro_batches: int = 1,
     max_micro_batches: int = 64,
     exchange_timeout: float = 60.0,
     digest_every: int = 100,
+    record: str | Path | None = None,
 ) -> Any:
     """Make an optimizer that computes on while gradients are exchanged, and lets every rank do as much as it can.
 
@@ -82,18 +88,22 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         groups: Must be ``None``.
         sparse_as_dense: Convert sparse gradients to dense ones instead of refusing them.
         process_set: The ranks that train together. A rank outside steps by itself.
-        exchange: What is averaged; :class:`Gradients` by default.
+        exchange: What is averaged: :class:`Gradients` (the default) or :class:`ModelUpdates`.
         clock: When a round ends; :class:`SyncClock` by default.
         loss_reduction: ``"mean"`` if the loss is a mean over the samples of ``step``, ``"sum"`` if it is their sum.
-        lr_scaling: ``"none"``, ``"linear"`` or ``"sqrt"``: learning rate against the global batch.
+        lr_scaling: ``"none"``, ``"linear"`` or ``"sqrt"``: learning rate against the global batch (``ModelUpdates``:
+            against the number of ranks).
         reference_batch_size: The global batch, in samples, that the learning rate was tuned for.
         warmup_samples: Samples over which the scaling is phased in.
+        warmup_steps: For ``ModelUpdates``: a rank's own steps over which the scaling is phased in.
         clip_grad_norm: Greatest 2-norm of the *global* gradient.
         min_micro_batches: Micro-batches that a rank does at least in a round.
         max_micro_batches: Micro-batches after which a rank waits for the exchange.
         exchange_timeout: Seconds without progress after which a waiting rank gives up, naming the missing ones.
         digest_every: Rounds between two comparisons of the ranks' parameters; where they have drifted apart, as on
             unlike processors, all take over those of the first rank.
+        record: A file in which the first rank writes the run down, from which it can be watched and repeated; see
+            :mod:`horovod_abs.observe.runlog`. A file that exists is appended to.
 
     Raises:
         ValueError: an option that is out of range, or would not keep its meaning here.
@@ -120,8 +130,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         raise ValueError(f"clip_grad_norm must be positive, got {clip_grad_norm!r}")
     if not (gradient_predivide_factor > 0 and math.isfinite(gradient_predivide_factor)):
         raise ValueError(f"gradient_predivide_factor must be positive, got {gradient_predivide_factor!r}")
-    options = GradientOptions(
-        scaling=Scaling(lr_scaling, reference_batch_size, warmup_samples),
+    options = Options(
+        scaling=_scaling(exchange, lr_scaling, reference_batch_size, warmup_samples, warmup_steps),
         compression=compression,
         clip_grad_norm=clip_grad_norm,
         loss_reduction=loss_reduction,
@@ -138,11 +148,16 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         delay=exchange.delay,
         min_micro_batches=min_micro_batches,
         max_micro_batches=max_micro_batches,
+        max_staleness=exchange.max_staleness,
     )
     self = _of_both_classes(optimizer)
     number = next(_made[process_set.process_set_id])
     name = f"horovod_abs.{process_set.process_set_id}.{number}"
-    payload = GradientPayload(self, lambda: type(optimizer).step(self), wire, name, exchange, options)
+    payload: GradientPayload | UpdatePayload
+    if isinstance(exchange, ModelUpdates):
+        payload = UpdatePayload(self, lambda: type(optimizer).step(self), wire, name, exchange, options)
+    else:
+        payload = GradientPayload(self, lambda: type(optimizer).step(self), wire, name, exchange, options)
     announcer = ticker = None
     if isinstance(wire, HorovodWire):
         ranks = process_set.ranks or range(wire.size)
@@ -168,9 +183,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         given={
             "exchange": repr(exchange),
             "clock": repr(clock),
-            "options": repr(
-                (options, min_micro_batches, max_micro_batches, exchange_timeout, type(optimizer).__name__)
-            ),
+            "options": f"{type(optimizer).__name__} {_describe(options)} min_micro_batches={min_micro_batches} "
+            f"max_micro_batches={max_micro_batches} exchange_timeout={exchange_timeout}",
         },
         wire=wire,
         name=name,
@@ -178,8 +192,27 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         process_set=process_set,
     )
     self._rounds.check_same(self)
+    if record is not None and wire.rank == 0 and process_set.included():
+        described = asdict(replace(options, compression=_name_of(options.compression)))
+        described.update(min_micro_batches=min_micro_batches, max_micro_batches=max_micro_batches)
+        driver.log = open_recorder(record, driver, self, names, exchange, clock, described)
     _living.add(self)
     return self
+
+
+def _scaling(
+    exchange: Exchange, rule: Rule, reference: float | None, warmup_samples: float, warmup_steps: int
+) -> Scaling:
+    if not isinstance(exchange, ModelUpdates):
+        if warmup_steps:
+            raise ValueError("warmup_steps= is for ModelUpdates: with Gradients use warmup_samples=")
+        return Scaling(rule, reference, warmup_samples)
+    if reference is not None or warmup_samples:
+        raise ValueError(
+            "reference_batch_size= and warmup_samples= are for Gradients: with ModelUpdates the learning rate is "
+            "scaled by the number of ranks, and phased in over warmup_steps="
+        )
+    return Scaling(rule, 1.0, warmup_steps)
 
 
 @dataclass
@@ -187,7 +220,7 @@ class _Rounds:
     """All that ``DistributedOptimizer`` adds to the user's optimizer, in one attribute of it."""
 
     driver: Driver
-    payload: GradientPayload
+    payload: GradientPayload | UpdatePayload
     user_class: type[torch.optim.Optimizer]
     timer: Timer
     announcer: RollCall | None
@@ -206,8 +239,25 @@ class _Rounds:
         given = {"parameters": checks.describe_parameters(optimizer, self.names), **self.given}
         checks.check_same_on_all_ranks(given, self.wire, self.name, self.timeout)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to go on, besides the state of the user's optimizer."""
+        return {
+            **self.driver.engine.state_dict(),
+            "payload": self.payload.state_dict(),
+            "samplers": [sampler.state_dict() for sampler in self.samplers],
+        }
 
-class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was taken."""
+        self.driver.engine.load_state_dict(state)
+        self.driver.log.restarted()
+        self.payload.load_state_dict(state["payload"])
+        self.buffers_averaged_at = self.driver.engine.ledger.weight.copy()
+        for sampler, sampler_state in zip(self.samplers, state["samplers"], strict=False):
+            sampler.load_state_dict(sampler_state)
+
+
+class DistributedOptimizerMixin(_DistributedOptimizer):
     """What an optimizer made by :func:`DistributedOptimizer` can do besides what its own class can."""
 
     _rounds: _Rounds
@@ -242,6 +292,8 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
             raise ExchangeFailed(rounds.driver.rank, "an exchange has failed before", "Start the run again")
         if samples:
             rounds.payload.accumulate(samples)
+        else:
+            self.zero_grad()
         merged = rounds.driver.micro_batch_done(float(samples), seconds)
         rounds.timer.start()
         return merged
@@ -306,6 +358,16 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
             sampler.epochs.settle()
         rounds.timer.start()
 
+    def log(self, **values: float | str) -> None:
+        """Write numbers or text into the run log, with the time and the samples seen: ``log(accuracy=0.9)``.
+
+        Any rank may call it; only the first one's is written, and only with ``record=``.
+
+        Raises:
+            TypeError: a value is neither a number nor text.
+        """
+        _rounds_of(self).driver.log.event(values)
+
     def on_merge(self, callback: Callable[[], object]) -> Callable[[], object]:
         """Call ``callback`` after each global update, in ``step`` or outside, e.g. ``scheduler.step``."""
         _rounds_of(self).driver.on_merge.append(callback)
@@ -322,7 +384,7 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
         if rounds.announcer:
             rounds.announcer.announce(launches, busy=True)
         try:
-            with rounds.payload.staleness.authoritative():
+            with rounds.payload.authoritative():
                 yield
         finally:
             if rounds.announcer:
@@ -368,8 +430,7 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
         rounds = _rounds_of(self)
         self._refuse_pending("state_dict()")
         state: dict[str, Any] = rounds.user_class.state_dict(self)
-        own = {**rounds.driver.engine.state_dict(), "samplers": [sampler.state_dict() for sampler in rounds.samplers]}
-        return {**state, "horovod_abs": own}
+        return {**state, "horovod_abs": rounds.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a plain or of a distributed optimizer.
@@ -382,11 +443,7 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
         self._refuse_pending("load_state_dict()")
         own = {key: value for key, value in state_dict.items() if key != "horovod_abs"}
         if "horovod_abs" in state_dict:
-            saved = state_dict["horovod_abs"]
-            rounds.driver.engine.load_state_dict(saved)
-            rounds.buffers_averaged_at = rounds.driver.engine.ledger.weight.copy()
-            for sampler, sampler_state in zip(rounds.samplers, saved["samplers"], strict=False):
-                sampler.load_state_dict(sampler_state)
+            rounds.load_state_dict(state_dict["horovod_abs"])
         rounds.user_class.load_state_dict(self, own)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -428,9 +485,18 @@ class DistributedOptimizerMixin(_DistributedOptimizer):  # type: ignore[misc]
 setattr(DistributedOptimizerMixin.step, "hooked", True)  # torch puts step hooks around the user's own step, not ours  # noqa: B010
 
 
+def _describe(options: Options) -> str:
+    """The options in words that are the same on all ranks: a compressor's own ``repr`` may hold an address."""
+    return repr(replace(options, compression=_name_of(options.compression)))
+
+
+def _name_of(compression: Any) -> str:
+    return str((compression if isinstance(compression, type) else type(compression)).__qualname__)
+
+
 def _rounds_of(optimizer: Any) -> _Rounds:
     try:
-        return optimizer.__dict__["_rounds"]  # type: ignore[no-any-return]
+        return optimizer.__dict__["_rounds"]
     except KeyError:
         raise RuntimeError(
             "this is a copy of a distributed optimizer, without its exchanges: pass a plain optimizer to "
@@ -455,6 +521,33 @@ def _of_both_classes(optimizer: torch.optim.Optimizer) -> Any:
     result._opt_called = vars(optimizer)["_opt_called"] = True
     result._step_supports_amp_scaling = False  # a GradScaler unscales before step(), where gradients are added up
     return result
+
+
+def broadcast_optimizer_state(optimizer: Any, root_rank: int, model: torch.nn.Module | None = None) -> None:
+    """Horovod's ``broadcast_optimizer_state``; for an optimizer of ours the ledger and the samplers go with it.
+
+    Horovod gives an optimizer that has no state some by a step with gradients of zero. With weight decay that moves
+    the model, and apart from the root's, if only the root has loaded a state; so parameters are put back here.
+
+    Args:
+        optimizer: A plain or a distributed optimizer, with nothing pending.
+        root_rank: The rank whose state all take over.
+        model: Tells which parameters have sparse gradients.
+    """
+    if not isinstance(optimizer, DistributedOptimizerMixin):
+        hvd.broadcast_optimizer_state(optimizer, root_rank, model)
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [] if optimizer.state else [p.detach().clone() for p in parameters]
+    hvd.broadcast_optimizer_state(optimizer, root_rank, model)
+    with torch.no_grad():
+        for parameter, value in zip(parameters, kept, strict=False):
+            parameter.copy_(value)
+    optimizer.zero_grad()
+    rounds = _rounds_of(optimizer)
+    ranks, state = hvd.broadcast_object((rounds.wire.size, rounds.state_dict()), root_rank, name="horovod_abs.state")
+    if ranks == rounds.wire.size:  # not a rank outside the root's process set
+        rounds.load_state_dict(state)
 
 
 def join(device: int = -1) -> int:

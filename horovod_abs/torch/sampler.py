@@ -51,6 +51,7 @@ class AdaptiveSampler(Sampler[int]):
             shuffle=shuffle,
             seed=seed,
             drain=drain,
+            number=len(rounds.samplers),
         )
         rounds.samplers.append(self)
 

@@ -94,7 +94,7 @@ class Lookahead(AsPublished):
         self._ahead = True
         for parameter, gradient in zip(self._parameters, gradients(), strict=True):
             parameter.grad = gradient
-        with _put_back(self._optimizer, self._parameters[0].device):
+        with put_back(self._optimizer, self._parameters[0].device):
             step()
         for parameter in self._parameters:
             parameter.grad = None
@@ -122,7 +122,7 @@ def _copy(source: Sequence[torch.Tensor], target: Sequence[torch.Tensor]) -> Non
 
 
 @contextmanager
-def _put_back(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[None]:
+def put_back(optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[None]:
     """Let a step change what it will, and put all but the parameters back: state, options, attributes, RNG.
 
     The step works on a copy of the state, so that the state itself keeps its bits and its identity.

@@ -55,7 +55,7 @@ class CudaTimer:
 
     @staticmethod
     def _record() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

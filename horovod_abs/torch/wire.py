@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import horovod.torch as hvd
 import torch
 
+from horovod_abs import shutdown
 from horovod_abs.errors import ExchangeFailed, ExchangeTimeout
 
 
@@ -77,6 +78,7 @@ class HorovodWire:
         deadline = time.monotonic() + timeout
         while not hvd.poll(handle):
             if time.monotonic() > deadline:
+                shutdown.expect_no_answer()
                 raise ExchangeTimeout(
                     self.rank,
                     f"not every rank has come to {name!r} within {timeout:g} s",

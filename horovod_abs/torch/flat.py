@@ -1,0 +1,71 @@
+"""One contiguous tensor in place of many: what is added up and sent in one piece."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import torch
+
+
+class FlatBuffer:
+    """One contiguous tensor for each dtype, with a view for each parameter.
+
+    Sums of half-precision gradients are kept in float32 (design rule 8).
+
+    Args:
+        parameters: The parameters whose gradients it holds, all on one device.
+
+    Attributes:
+        tensors: The flat tensors, one for each dtype.
+        views: A view of the shape of each parameter, in the order of ``parameters``.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for index, parameter in enumerate(parameters):
+            by_dtype.setdefault(_accumulation_dtype(parameter), []).append(index)
+        self.tensors: list[torch.Tensor] = []
+        self.views: list[torch.Tensor] = [torch.empty(0)] * len(parameters)
+        for dtype, indices in by_dtype.items():
+            sizes = [parameters[index].numel() for index in indices]
+            flat = torch.zeros(sum(sizes), dtype=dtype, device=parameters[indices[0]].device)
+            self.tensors.append(flat)
+            for index, part in zip(indices, torch.split(flat, sizes), strict=True):
+                self.views[index] = part.view(parameters[index].shape)
+
+    def zero_(self) -> None:
+        """Set all to zero."""
+        for flat in self.tensors:
+            flat.zero_()
+
+    def all_finite(self) -> torch.Tensor:
+        """Whether every element is finite: a boolean tensor without dimensions, on the buffer's device.
+
+        A sum is finite only if all its terms are, and costs one pass. Where it is not, it may have overflowed, so
+        the terms are looked at one by one.
+        """
+        finite = torch.stack([torch.isfinite(flat.sum()) for flat in self.tensors]).all()
+        if finite.device.type == "cpu" and not finite:
+            return torch.stack([torch.isfinite(flat).all() for flat in self.tensors]).all()
+        return finite
+
+    def norm(self) -> float:
+        """The 2-norm of all elements together."""
+        norms = [torch.linalg.vector_norm(flat).to(torch.float64) for flat in self.tensors]
+        return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+
+def _accumulation_dtype(parameter: torch.Tensor) -> torch.dtype:
+    return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
+
+
+@torch.no_grad()
+def digest_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Fingerprint of the tensors' bits, below 2**48; computed where they are."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = []
+    for tensor in tensors:
+        bits = tensor.detach().contiguous().view(whole[tensor.element_size()])
+        sums += [bits.sum(dtype=torch.int64), (bits * bits).sum(dtype=torch.int64)]
+    return int.from_bytes(hashlib.blake2b(repr(torch.stack(sums).tolist()).encode(), digest_size=6).digest(), "big")

@@ -1,0 +1,239 @@
+"""The weighted mean of model updates: what :class:`horovod_abs.torch.ModelUpdates` exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod_abs.core.ledger import Column, Entry, Floats, Ledger
+from horovod_abs.torch.exchanges import ModelUpdates
+from horovod_abs.torch.flat import FlatBuffer, digest_of
+from horovod_abs.torch.payloads import ExchangedSum, Options, learning_rates
+from horovod_abs.torch.staleness import put_back
+from horovod_abs.torch.wire import Wire
+
+
+class UpdatePayload(ExchangedSum):
+    """What a rank's own steps have changed since its round began.
+
+    Three model-sized copies: the central model (the mean that all ranks share), the start (the model that the round
+    started from), and the update, which is in flight and becomes the result in place.
+
+    At the boundary of a round, with the exchange before it merged into the central model::
+
+        update = model − start        handed over, times this rank's weight
+        model = start = central + update
+
+    Args:
+        optimizer, update, wire, name, options: See :class:`ExchangedSum`.
+        exchange: What the user chose.
+
+    References:
+        [NoDelay] Talyansky et al., ICLR 2019 submission, algorithms 1 and 2.
+    """
+
+    launches_first = False
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        update: Callable[[], object],
+        wire: Wire,
+        name: str,
+        exchange: ModelUpdates,
+        options: Options,
+    ) -> None:
+        self._exchange = exchange
+        self.steps = 0
+        super().__init__(optimizer, update, wire, name, options)
+
+    def lay_out(self) -> None:
+        super().lay_out()
+        self._kinds = self._state_kinds() if self._exchange.average_state else []
+        self._central = FlatBuffer(self.parameters)
+        self._start = FlatBuffer(self.parameters)
+        self._idle: FlatBuffer | None = FlatBuffer([*self.parameters, *(like for _, _, like in self._kinds)])
+        self._fresh = True
+        self._outer = None
+        if self._exchange.outer is not None:
+            self._outer = self._exchange.outer(self._central.views)
+
+    # -- a micro-batch ---------------------------------------------------------------------------------------------
+
+    def accumulate(self, samples: float) -> None:
+        """Take a step of the user's optimizer with the gradients in ``p.grad``, of ``samples`` samples.
+
+        Raises:
+            ValueError: a gradient of a parameter that was frozen when the optimizer was made.
+        """
+        self.refuse_thawed()
+        self._take_start()
+        with_gradient = [p for p in self.parameters if p.grad is not None]
+        if self._options.loss_reduction == "sum":
+            torch._foreach_div_([p.grad for p in with_gradient if p.grad is not None], samples)
+        if self._options.clip_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(with_gradient, self._options.clip_grad_norm)
+        factor = self._options.scaling.factor(self._wire.size, self.steps)
+        with learning_rates(self._optimizer.param_groups, factor):
+            self._update()
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.steps += 1
+
+    @torch.no_grad()
+    def _take_start(self) -> None:
+        """The first round after a close starts from the model as it stands, whoever has set it meanwhile."""
+        if self._fresh:
+            torch._foreach_copy_(self._central.views, self.parameters)
+            torch._foreach_copy_(self._start.views, self.parameters)
+            self._fresh = False
+
+    # -- the exchange ----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def launch(self, row: Floats, ledger: Ledger) -> None:
+        """Hand over what this rank's steps have changed, and go on from the central model with it."""
+        self._take_start()
+        buffer, self._idle = self._idle, None
+        assert buffer is not None
+        updates = buffer.views[: len(self.parameters)]
+        weight = row[Column.WEIGHT] if self._exchange.weighting == "samples" else float(row[Column.WEIGHT] > 0)
+        if ledger.rounds % self._options.digest_every == 0:
+            row[Column.DIGEST] = digest_of(self._central.tensors)
+        self._lay_progress(updates)
+        self._lay_state(buffer.views[len(self.parameters) :])
+        self._pack(row, np.zeros(0), buffer)
+        if row[Column.WEIGHT] > 0 and self._mine[Column.WEIGHT] == 0:
+            self._heal_state()
+        self._rebase(updates)
+        for flat in buffer.tensors:
+            flat.mul_(weight)
+        expected = ledger.last_weight if self._exchange.weighting == "samples" else float(self._wire.size)
+        self._send(buffer, expected)
+
+    def _lay_progress(self, updates: list[torch.Tensor]) -> None:
+        torch._foreach_copy_(updates, self.parameters)
+        torch._foreach_sub_(updates, self._start.views)
+
+    def _rebase(self, updates: list[torch.Tensor]) -> None:
+        """Model and start become the central model plus the update."""
+        torch._foreach_copy_(self._start.views, self._central.views)
+        torch._foreach_add_(self._start.views, updates)
+        torch._foreach_copy_(self.parameters, self._start.views)
+        torch._foreach_copy_(self._start.views, self.parameters)  # half-precision parameters have rounded
+
+    @torch.no_grad()
+    def apply(self, entry: Entry, samples_before: float) -> bool:
+        """Move the central model by the mean update; False if it is not finite."""
+        buffer, self._result = self._result, None
+        assert buffer is not None
+        self._idle = buffer
+        if entry.weight == 0:
+            return True
+        if not buffer.all_finite():
+            return False
+        contributing = entry.column(Column.WEIGHT)
+        total = entry.weight if self._exchange.weighting == "samples" else float((contributing > 0).sum())
+        for flat in buffer.tensors:
+            flat.mul_(1.0 / (total * self._result_scale))
+        updates = buffer.views[: len(self.parameters)]
+        if self._outer is None:
+            torch._foreach_add_(self._central.views, updates)
+        else:
+            for central, update in zip(self._central.views, updates, strict=True):
+                central.grad = update.neg_()
+            self._outer.step()
+            for central in self._central.views:
+                central.grad = None
+        self._take_state(buffer.views[len(self.parameters) :])
+        return True
+
+    @torch.no_grad()
+    def settle(self, closed: bool) -> None:
+        """No launch follows the merge: go on from the central model with what has not been handed over yet."""
+        assert self._idle is not None
+        updates = self._idle.views[: len(self.parameters)]
+        self._lay_progress(updates)
+        torch._foreach_copy_(self._start.views, self._central.views)
+        torch._foreach_copy_(self.parameters, self._central.views)
+        if closed:
+            self._fresh = True
+        else:
+            torch._foreach_add_(self.parameters, updates)
+
+    @contextmanager
+    def authoritative(self) -> Iterator[None]:
+        """While inside, the parameters are those of the central model."""
+        if self._fresh:
+            yield
+            return
+        own = [parameter.detach().clone() for parameter in self.parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, self._central.views)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self.parameters, own)
+
+    def agree(self) -> None:
+        """Take over the central model of rank 0; all ranks call it at the same merge."""
+        self._wire.broadcast_(self._central.tensors, f"{self._name}.agree")
+
+    # -- the user's optimizer's own state --------------------------------------------------------------------------
+
+    def _state_kinds(self) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+        """Which tensors the optimizer keeps for each parameter: found by a step that is undone at once."""
+        kept = [parameter.detach().clone() for parameter in self.parameters]
+        gradients = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        with put_back(self._optimizer, self._device):
+            self._update()
+            found = [
+                (parameter, name, torch.empty_like(value))
+                for parameter in self.parameters
+                for name, value in sorted(self._optimizer.state[parameter].items())
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point()
+            ]
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, kept)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        return found
+
+    def _lay_state(self, views: Sequence[torch.Tensor]) -> None:
+        for (parameter, name, _), view in zip(self._kinds, views, strict=True):
+            value = self._optimizer.state[parameter].get(name) if parameter in self._optimizer.state else None
+            if value is None:
+                view.zero_()
+            else:
+                view.copy_(value)
+
+    def _take_state(self, views: Sequence[torch.Tensor]) -> None:
+        for (parameter, name, _), view in zip(self._kinds, views, strict=True):
+            if parameter in self._optimizer.state and name in self._optimizer.state[parameter]:
+                self._optimizer.state[parameter][name].copy_(view)
+
+    def _heal_state(self) -> None:
+        """The update was not finite: neither, as a rule, is what the optimizer has kept. Begin it anew."""
+        for kept in self._optimizer.state.values():
+            for value in kept.values():
+                if isinstance(value, torch.Tensor) and not torch.isfinite(value).all():
+                    value.zero_()
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to go on besides the model and the user's optimizer."""
+        return {"steps": self.steps, "outer": self._outer.state_dict() if self._outer is not None else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self.steps = int(state["steps"])
+        if self._outer is not None and state["outer"] is not None:
+            self._outer.load_state_dict(state["outer"])
