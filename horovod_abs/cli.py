@@ -49,19 +49,13 @@ def install_horovod(
     ] = None,
     gpu: Annotated[
         GpuKind | None,
-        typer.Option(
-            help="What moves tensors between GPUs; passed on to Horovod's build. NOT TESTED by us."
-        ),
+        typer.Option(help="What moves tensors between GPUs; passed on to Horovod's build. NOT TESTED by us."),
     ] = None,
-    nccl_home: Annotated[
-        Path | None, typer.Option(help="Where NCCL is installed (HOROVOD_NCCL_HOME).")
-    ] = None,
+    nccl_home: Annotated[Path | None, typer.Option(help="Where NCCL is installed (HOROVOD_NCCL_HOME).")] = None,
     cuda_home: Annotated[
         Path | None, typer.Option(help="Where the CUDA toolkit is installed (HOROVOD_CUDA_HOME).")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Build anew, even if there is one that works.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build anew, even if there is one that works.")] = False,
 ) -> None:
     """Build Horovod for the PyTorch and TensorFlow that are installed, and install it.
 
@@ -71,9 +65,7 @@ def install_horovod(
     from horovod_abs.install.wheel import install_horovod as install
 
     try:
-        install(
-            mpi=mpi, gpu=gpu, nccl_home=nccl_home, cuda_home=cuda_home, jobs=jobs, force=force
-        )
+        install(mpi=mpi, gpu=gpu, nccl_home=nccl_home, cuda_home=cuda_home, jobs=jobs, force=force)
     except SetupError as error:
         from rich.console import Console
 

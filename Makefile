@@ -1,0 +1,61 @@
+# `make` alone lists what there is to do. Everything is installed into .venv, nothing elsewhere
+# but the caches of pip and of horovod-abs.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# The Python to use; found by itself if empty.
+PYTHON ?=
+# A further package index, for example the one that holds PyTorch's smaller builds for CPUs only.
+TORCH_INDEX ?=
+
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --constraint horovod_abs/constraints.txt
+
+.PHONY: help setup test demo lab clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
+
+setup: $(READY) ## Create .venv with everything in it, Horovod included (quick the second time)
+
+test: setup ## Run the linter, the type checker and all tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+demo: setup ## Compare plain Horovod with ABS-SGD on four workers of unequal speed
+	$(BIN)/python -m horovod_abs.examples.demo
+
+lab: setup ## Open the notebooks in JupyterLab
+	$(BIN)/jupyter lab notebooks
+
+clean: ## Remove .venv and everything that was generated; the caches stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): $(BIN)/python pyproject.toml horovod_abs/constraints.txt $(wildcard horovod_abs/install/*.py)
+	@echo "Installing the Python packages into $(VENV): 2.5 GB, some minutes the first time"
+	@$(PIP_INSTALL) --editable '.[all]'
+	@$(BIN)/horovod-abs install-horovod
+	@touch $@
+
+# pyenv's shims and Debian's Python without python3-venv look like a Python but cannot be used,
+# so each candidate is tried.
+$(BIN)/python:
+	@for python in $(or $(PYTHON),python3.11 python3.13 python3.12 python3.10 python3); do \
+		if $$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' \
+				2>/dev/null; then \
+			echo "Creating $(VENV) with $$($$python --version)"; \
+			exec $$python -m venv $(VENV); \
+		fi; \
+	done; \
+	echo "There is no usable $(or $(PYTHON),Python 3.10 to 3.13). To get one:" >&2; \
+	echo "  Debian, Ubuntu: apt-get install python3 python3-venv python3-dev" >&2; \
+	echo "  Fedora: dnf install python3.13 python3.13-devel" >&2; \
+	echo "  or name one: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3" >&2; \
+	exit 1
