@@ -90,7 +90,8 @@ class RoundRecord:
         compute_seconds: Seconds computing, by rank.
         wait_seconds: Seconds waiting for an exchange, by rank.
         exchange_seconds: Seconds from this rank's launch until it saw the exchange complete.
-        merged_at: Seconds from the optimizer's first boundary until the merge on this rank.
+        merged_at: Seconds from the optimizer's first epoch (without one: its first boundary) until the merge on
+            this rank.
     """
 
     round: int
@@ -209,6 +210,8 @@ class Driver:
         self._in_epoch = False
         self._stepped = False
         self._counted = True
+        self._put_off = False
+        self._is_last: Callable[[], bool] = lambda: False
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
@@ -219,13 +222,15 @@ class Driver:
             weight: Samples that it adds to the average.
             seconds: Time that it took to compute.
         """
+        merged = self._put_off and self.boundary()
         self.engine.micro_batch_done(weight, 0.0 if self._in_epoch else weight, seconds)
         self._stepped = True
-        return self.boundary()
+        self._put_off = self._in_epoch and self._is_last()
+        return merged if self._put_off else self.boundary() or merged
 
     def boundary(self) -> bool:
         """Do what the engine asks for until the rank may compute, or all ranks have closed. True if it merged."""
-        merged, self.failed = False, True
+        merged, self.failed, self._put_off = False, True, False
         while self._commands:
             self.engine.raise_flag(self._commands.popleft())
         while True:
@@ -250,7 +255,7 @@ class Driver:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the first boundary; 0 before it."""
+        """Seconds since the first epoch began (without one: since the first boundary); 0 before."""
         return 0.0 if self._began is None else self._seconds() - self._began
 
     def command(self, flag: Flag) -> None:
@@ -280,6 +285,7 @@ class Driver:
         drawn: float = float("inf"),
         rounds: float = float("inf"),
         exact: bool = False,
+        is_last: Callable[[], bool] = lambda: False,
         sampler: Mapping[str, Any] | None = None,
     ) -> Iterator[Batch]:
         """Yield batches until the epoch ends, on all ranks at the same exchange.
@@ -292,6 +298,8 @@ class Driver:
             drawn: The epoch ends when all ranks together have drawn this many samples.
             rounds: The epoch ends after so many rounds.
             exact: No rank can hold anything back at that moment; see :meth:`Engine.open`.
+            is_last: Whether the batch handed out last is this rank's last of the epoch. Its boundary is then put off
+                until it counts as drawn, so that one launch carries both; it would take another exchange otherwise.
             sampler: What the log is told of an adaptive sampler.
         """
         engine = self.engine
@@ -305,7 +313,8 @@ class Driver:
             )
         drawn_target = float(engine.ledger.drawn.sum()) + drawn
         engine.open(drawn_target, rounds_target=engine.ledger.rounds + rounds, exact=exact)
-        self._in_epoch = True
+        self._in_epoch, self._is_last = True, is_last
+        self._now()
         self.log.epoch_begins(sampler)
         try:
             for batch in batches:
@@ -468,24 +477,29 @@ class Driver:
     def _wait(self) -> None:
         began = self._now()
         patience = max(began, self._launched_at) + self._timeout
+        before: tuple[list[int], list[int]] | None = None
         while self._completed_at is None:
             time.sleep(self.POLL_SECONDS)
             self._look()
             if self._completed_at is None and self._now() > patience:
-                if not self._all_missing_are_busy():
-                    raise self._give_up()
+                missing, busy = self._behind()
+                all_excused = missing == busy and (bool(missing) or before is None)
+                if not all_excused and before in (None, (missing, busy)):  # and nobody has moved meanwhile
+                    raise self._give_up(missing)
+                before = missing, busy
                 patience = self._now() + self._timeout
         self.engine.waited(self._now() - began)
 
-    def _all_missing_are_busy(self) -> bool:
+    def _behind(self) -> tuple[list[int], list[int]]:
+        """Ranks that are not known to have launched, and those of them that are busy."""
         if self._announcer is None:
-            return False
-        missing, busy = self._announcer.behind(self.engine.launches)
-        return bool(missing) and missing == busy
+            return [rank for rank in range(self.engine.ledger.size) if rank != self.rank], []
+        return self._announcer.behind(self.engine.launches)
 
-    def _give_up(self) -> ExchangeTimeout:
-        missing = self._announcer.behind(self.engine.launches)[0] if self._announcer else []
-        who = f"{name_ranks(missing)} has not launched it" if missing else "not every rank has launched it"
+    def _give_up(self, missing: list[int]) -> ExchangeTimeout:
+        who = "every rank has launched it, so it is the network or Horovod that does not get on"
+        if missing:
+            who = f"{name_ranks(missing)} {'have' if len(missing) > 1 else 'has'} not launched it"
         shutdown.expect_no_answer()
         return ExchangeTimeout(
             self.rank,

@@ -31,9 +31,11 @@ class SharedEpochs:
         seed: Of the random order; the same on every rank.
         drain: End each epoch with nothing pending. Without it the next epoch's samples follow at once, and the run
             must end with ``synchronize()``.
+        number: Tells it apart in the run log.
 
     Attributes:
         epoch: Number of the epoch that is under way or comes next.
+        handed: Samples that the loader has drawn from :meth:`indices`.
 
     Raises:
         ValueError: an empty data set.
@@ -48,6 +50,7 @@ class SharedEpochs:
         shuffle: bool = True,
         seed: int = 0,
         drain: bool = True,
+        number: int = 0,
     ) -> None:
         if length < 1:
             raise ValueError("the data set is empty")
@@ -58,9 +61,11 @@ class SharedEpochs:
         self._shuffle = shuffle
         self._seed = seed
         self._drain = drain
+        self._number = number
         self._allocation: Allocation | None = None
+        self._description: dict[str, Any] = {}
         self._active = False
-        self._handed = 0
+        self.handed = 0
         self._stream: Iterator[Any] | None = None
         self._orders: dict[int, NDArray[np.int64]] = {}
         driver.on_entry.append(self._merged)
@@ -80,7 +85,7 @@ class SharedEpochs:
             raise RuntimeError("an adaptive sampler works inside optimizer.epoch(loader): iterate over that instead")
         engine = self._driver.engine
         queue, skip, part = allocation.queues[self._driver.rank], int(allocation.drawn[self._driver.rank]), 0
-        self._handed = 0
+        self.handed = 0
         while True:
             if part == len(queue) or (part == len(queue) - 1 and skip >= queue[part][1] - queue[part][0]):
                 if allocation.exhausted or engine.ending or not engine.epoch_open:
@@ -91,7 +96,7 @@ class SharedEpochs:
             if skip >= stop - start:
                 skip, part = skip - (stop - start), part + 1
                 continue
-            self._handed += 1
+            self.handed += 1
             yield self._index(start + skip)
             skip += 1
 
@@ -103,6 +108,11 @@ class SharedEpochs:
             self._orders = {e: order for e, order in self._orders.items() if e >= epoch - 1}
             self._orders[epoch] = np.random.default_rng((self._seed, epoch)).permutation(self._length)
         return int(self._orders[epoch][offset])
+
+    @property
+    def continues(self) -> bool:
+        """Whether the epoch that was begun last goes on with what was handed out before."""
+        return bool(self._description.get("continued"))
 
     # -- one epoch -------------------------------------------------------------------------------------------------
 
@@ -122,9 +132,12 @@ class SharedEpochs:
 
     def _drained(self, loading: Loading, load: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
         allocation = self._begin(loading)
+        counter = _Counter(self, allocation, loading.batch, self._driver.rank)
         rest = self._length - float(allocation.drawn.sum())
         try:
-            yield from self._driver.epoch(load(), self._counter(loading.batch), drawn=rest, exact=True)
+            yield from self._driver.epoch(
+                load(), counter, drawn=rest, exact=True, is_last=counter.is_last, sampler=self._description
+            )
         finally:
             self._active = False
             if not self._driver.engine.stopped or allocation.drawn.sum() >= self._length:
@@ -133,8 +146,8 @@ class SharedEpochs:
 
     def _flowing(self, loading: Loading, load: Callable[[], Iterable[Batch]]) -> Iterator[Batch]:
         if self._stream is None:
-            self._begin(loading)
-            self._stream = self._driver.epoch(load(), self._counter(loading.batch))
+            counter = _Counter(self, self._begin(loading), loading.batch, self._driver.rank)
+            self._stream = self._driver.epoch(load(), counter, sampler=self._description)
         assert self._allocation is not None
         target = (self.epoch + 1) * self._length
         try:
@@ -171,24 +184,22 @@ class SharedEpochs:
                     "Give every rank the same data set, seed and options",
                 )
         loadings = [Loading(row[0], row[1]) for row in everyone]
+        self._description = {
+            "number": self._number,
+            "length": self._length,
+            "seed": self._seed,
+            "epoch": self.epoch,
+            "shuffle": self._shuffle,
+            "drain": self._drain,
+            "continued": self._allocation is not None,
+            "loading": tuple((row[0], row[1]) for row in everyone),
+        }
         if self._allocation is None:
             self._allocation = Allocation(self._length, loadings, endless=not self._drain)
         else:
             self._allocation.loading = loadings
         self._active = True
         return self._allocation
-
-    def _counter(self, batch: int) -> Callable[[object], int]:
-        """Counts the samples of the batches as they come: all are full but the last one."""
-        counted = 0
-
-        def count(_: object) -> int:
-            nonlocal counted
-            samples = min(batch, self._handed - counted)
-            counted += samples
-            return samples
-
-        return count
 
     def _merged(self, entry: Entry) -> None:
         if self._active and self._allocation is not None:
@@ -207,3 +218,25 @@ class SharedEpochs:
             raise ValueError(f"the checkpoint's data set has {saved['length']} samples, this one {self._length}")
         self.epoch = int(state["epoch"])
         self._allocation = None if saved is None else Allocation.from_state_dict(saved)
+
+
+class _Counter:
+    """Counts the samples of a rank's batches as they come: all are full but its last one."""
+
+    def __init__(self, epochs: SharedEpochs, allocation: Allocation, batch: int, rank: int) -> None:
+        self._epochs = epochs
+        self._allocation = allocation
+        self._batch = batch
+        self._rank = rank
+        self._before = allocation.drawn[rank]
+        self._counted = 0
+
+    def __call__(self, batch: object) -> int:
+        samples = min(self._batch, self._epochs.handed - self._counted)
+        self._counted += samples
+        return samples
+
+    def is_last(self) -> bool:
+        """Whether the batch counted last is the rank's last of the epoch."""
+        whole = self._before + self._counted == self._allocation.assigned[self._rank]
+        return bool(whole) and self._allocation.exhausted

@@ -41,8 +41,9 @@ class Allocation:
     """Hands the positions of one or many epochs out to ranks.
 
     Rank i is filled to 2.5 · rate_i · T + ahead_i + batch_i, where the rate is drawn samples per compute second and T
-    the longest compute time of a rank in the last three rounds. What is left at the end is poured so that all ranks
-    finish at the same time, counting what each already holds.
+    the longest compute time of a rank in the last three rounds. When what is left no longer reaches to give every rank
+    as many seconds of work as the one with most, it is poured so that all finish at the same time, counting what each
+    already holds.
 
     Args:
         length: Samples in an epoch.
@@ -89,13 +90,13 @@ class Allocation:
         self._fill()
 
     def _fill(self) -> None:
-        held = self.assigned - self.drawn
-        wanted = self._levels() - held
+        held, levels, rates = self.assigned - self.drawn, self._levels(), self._known_rates()
         batches = np.array([rank.batch for rank in self.loading])
-        give = (np.ceil(np.maximum(wanted, 0) / batches) * batches).astype(np.int64)
+        give = (np.ceil(np.maximum(levels - held, 0) / batches) * batches).astype(np.int64)
         rest = self.length - self.cursor
-        if not self.endless and give.sum() > rest:
-            give = pour(rest, held, self._known_rates(), batches)
+        level_with_most = np.maximum(rates * np.max(np.maximum(levels, held) / rates) - held, 0)
+        if not self.endless and max(give.sum(), level_with_most.sum()) > rest:
+            give = pour(rest, held, rates, batches)
         for rank, samples in enumerate(give):
             if samples > 0:
                 self._append(rank, self.cursor, int(samples))

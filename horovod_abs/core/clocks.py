@@ -25,7 +25,7 @@ class Progress:
         rank: Whose progress it is.
         round: Number of the round, from 0.
         micro_batches: Micro-batches done in it.
-        elapsed: Seconds since the rank's last merge.
+        elapsed: Seconds since the round began, by the rank's own time.
         tick: Number of the last round whose end was called by rank 0; ``None`` where ranks keep the time themselves.
         drawn: Indices of the data set used up in it.
     """
@@ -126,8 +126,8 @@ class IntervalClock(Clock):
 
     Under MPI rank 0 (the first of the process set) keeps the time with a timer of its own, so that a slow micro-batch
     there does not delay the tick, and calls the end of the round on all ranks; they hear it at their next micro-batch
-    boundary. Under Gloo each rank takes the time from its own last merge: rounds then end when the ranks' own timers
-    say so, which differ by as much as their merges did, by up to a micro-batch.
+    boundary. Under Gloo each rank takes the time itself, from the moment at which its last round was due: timers that
+    began together stay together, but each rank's stalls and clock are its own.
 
     A round never ends before the exchange before it is complete; an interval shorter than that is as ``SyncClock``.
 
@@ -161,7 +161,7 @@ class TargetBatchClock(Clock):
     somewhat after the tick). Until the first entry is merged, rounds end as soon as they can.
 
     Args:
-        samples: The global batch, at least about 16 micro-batches: it comes in whole micro-batches.
+        samples: The global batch, at least 16 micro-batches and some for each rank: it comes in whole micro-batches.
 
     Raises:
         ValueError: ``samples`` is not positive.

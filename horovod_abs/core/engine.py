@@ -107,7 +107,8 @@ class Engine:
         min_micro_batches: Micro-batches that a rank with work does at least in a round.
         max_micro_batches: Micro-batches after which a rank waits for the exchange.
         max_staleness: τ of [NoDelay]: a rank waits when it has done so many micro-batches that are not in the last
-            exchange it merged, in flight or in the current round; ``None`` for no such bound.
+            exchange it merged, in flight or in the current round; at least ``min_micro_batches``, or ``None`` for no
+            such bound.
 
     Attributes:
         ledger: What was merged so far.
@@ -143,8 +144,8 @@ class Engine:
             raise ValueError(
                 f"need 1 <= min_micro_batches <= max_micro_batches, got {min_micro_batches} and {max_micro_batches}"
             )
-        if max_staleness is not None and max_staleness < 1:
-            raise ValueError(f"max_staleness must be at least 1, got {max_staleness}")
+        if max_staleness is not None and max_staleness < min_micro_batches:
+            raise ValueError(f"need min_micro_batches <= max_staleness, got {min_micro_batches} and {max_staleness}")
         clock.validate(max_micro_batches if max_staleness is None else min(max_micro_batches, max_staleness))
         self.clock = copy.deepcopy(clock)
         self.rank = rank
@@ -161,13 +162,14 @@ class Engine:
         self._phase = Phase.CLOSED
         self._round = _Round()
         self._steps_in_flight = 0
-        self._bounded = False
+        self._held_up = False  # the round would have ended if the exchange before it had been complete
+        self._bounded = False  # but for a bound the rank would have computed on
         self._complete = False
         self._flags = Flag(0)
         self._drawn_target = math.inf
         self._rounds_target = math.inf
         self._target_is_exact = False
-        self._last_merge: float | None = None
+        self._begun: float | None = None
         self._tick: int | None = None
 
     # -- what the driver may ask -----------------------------------------------------------------------------------
@@ -198,8 +200,8 @@ class Engine:
         Args:
             now: Seconds on any clock that does not go backwards.
         """
-        if self._last_merge is None:
-            self._last_merge = now
+        if self._begun is None:
+            self._begun = now
         if self._phase is Phase.COMPUTING:
             return self._boundary(now)
         return {Phase.MERGING: Action.MERGE, Phase.LAUNCHING: Action.LAUNCH, Phase.CLOSED: Action.CLOSED}[self._phase]
@@ -270,9 +272,10 @@ class Engine:
         if self._phase is not Phase.LAUNCHING:
             raise EngineError(f"no launch was asked for ({self._describe()})")
         self.in_flight = True
-        self._complete = False
+        self._complete = self._held_up = False
         self._flags = Flag(0)
         self._steps_in_flight = self._round.micro_batches
+        self._bounded = False
         self._round = _Round()
         self._phase = Phase.COMPUTING
 
@@ -293,13 +296,13 @@ class Engine:
         if self._phase is not Phase.MERGING:
             raise EngineError(f"no merge was asked for ({self._describe()})")
         entry = self.clock.replayed(entry)
+        self._begun = self._next_beginning(now)
         self.ledger.append(entry)
         self.clock.merged(self.ledger)
         self.in_flight = False
         has_something = self.closing or self.starved or self._round.micro_batches >= self.min_micro_batches
         self._steps_in_flight = 0
         self.starved = False
-        self._last_merge = now
         filled = float(self.ledger.drawn.sum()) >= self._drawn_target
         if filled or self.ledger.rounds >= self._rounds_target or entry.ranks_with(Flag.LEAVING | Flag.STOP):
             self.ending = True
@@ -309,8 +312,11 @@ class Engine:
         self.checkpoint_due = self.checkpoint_due or bool(entry.ranks_with(Flag.CHECKPOINT))
         if entry.all_raised(Flag.CLOSING) or (filled and self._target_is_exact):
             self._close_for_good()
+        elif self.delay == 1 and has_something:
+            self._phase = Phase.LAUNCHING
         else:
-            self._phase = Phase.LAUNCHING if self.delay == 1 and has_something else Phase.COMPUTING
+            self._phase = Phase.COMPUTING
+            self._bounded = False
         return entry
 
     # -- what the user's program asks for --------------------------------------------------------------------------
@@ -385,7 +391,7 @@ class Engine:
             self._flags &= ~Flag.LEAVING  # what was to be left has ended
             self.epoch_open = self.exhausted = False
         self.ending = self.closing = self.checkpoint_due = False
-        self._last_merge = None
+        self._begun = None
         self._phase = Phase.CLOSED
 
     def _boundary(self, now: float) -> Action:
@@ -394,31 +400,51 @@ class Engine:
                 return Action.COMPUTE
             self._phase = Phase.LAUNCHING
             return Action.LAUNCH
-        if self._complete and (self.delay == 0 or self._round_ends(now)):
+        ends = self.delay == 0 or self._round_ends(now)
+        if self._complete and ends:
             self._phase = Phase.MERGING
             return Action.MERGE
-        return Action.WAIT if self._must_wait() else Action.COMPUTE
+        self._held_up = self._held_up or ends
+        if not self._must_wait():
+            return Action.COMPUTE
+        self._bounded = self._bounded or not self._must_wait(bounded=False)
+        return Action.WAIT
 
     def _round_ends(self, now: float) -> bool:
-        done = self._round.micro_batches
-        self._bounded = self._at_bound()
-        if self.closing or self.starved or self._bounded:
+        if self.closing or self.starved:
             return True
-        return done >= self.min_micro_batches and self.clock.is_due(self._progress(now))
+        if self._round.micro_batches >= self.min_micro_batches and self.clock.is_due(self._progress(now)):
+            return True
+        self._bounded = self._bounded or self._at_bound()
+        return self._bounded
 
-    def _must_wait(self) -> bool:
+    def _must_wait(self, *, bounded: bool = True) -> bool:
+        """Whether the rank may not compute; with ``bounded=False`` for another reason than a bound."""
         if not self.in_flight:
             return False
         if self.delay == 0 or self.closing or self.starved:
             return True
         limit = max(self.min_micro_batches, self.clock.limit(self._progress(0.0)))
-        return self._at_bound() or self._round.micro_batches >= limit
+        return self._round.micro_batches >= limit or (bounded and self._at_bound())
 
     def _at_bound(self) -> bool:
         return self._round.micro_batches >= self.max_micro_batches or self.staleness >= self.max_staleness
 
+    def _next_beginning(self, now: float) -> float:
+        """When the next round begins for a clock that this rank keeps itself.
+
+        Rounds end at a micro-batch boundary, somewhat after their time. What they are late is taken off the next, so
+        that ranks whose boundaries differ stay in step. A round that was late because of the exchange, or by more
+        than its length, is not made up for.
+        """
+        interval = self.clock.interval
+        if interval is None or self._begun is None or self._held_up:
+            return now
+        due = self._begun + interval
+        return due if due <= now < due + interval else now
+
     def _progress(self, now: float) -> Progress:
-        elapsed = now - (now if self._last_merge is None else self._last_merge)
+        elapsed = now - (now if self._begun is None else self._begun)
         return Progress(self.rank, self.launches, self._round.micro_batches, elapsed, self._tick, self._round.drawn)
 
     def _raised(self) -> Flag:

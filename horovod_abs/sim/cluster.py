@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -97,6 +98,16 @@ class VirtualRank:
         self.waiting_since: float | None = None
 
 
+class Happening(NamedTuple):
+    """What an event is about: an exchange that is complete, a round whose end is called, or that a step is over."""
+
+    exchange: int | None = None
+    tick: int | None = None
+
+
+STEP_IS_OVER = Happening()
+
+
 @dataclass
 class _Exchange:
     rows: dict[int, Floats] = field(default_factory=dict)
@@ -112,6 +123,8 @@ class VirtualCluster:
         exchange_seconds: Duration of exchange k, from its last launch to its completion.
         on_launch: Called as ``on_launch(rank, exchange)`` when a rank launches.
         on_merge: Called as ``on_merge(rank, entry)`` when a rank merges.
+        tick_seconds: How long a tick of rank 0 takes to the others; ``None`` if ranks keep the time themselves, as
+            without MPI.
         max_events: More events than this are a livelock.
     """
 
@@ -123,6 +136,7 @@ class VirtualCluster:
         *,
         on_launch: Callable[[int, int], None] = lambda rank, exchange: None,
         on_merge: Callable[[int, Entry], None] = lambda rank, entry: None,
+        tick_seconds: float | None = None,
         max_events: int = 1_000_000,
     ) -> None:
         self.ranks = [VirtualRank(engine, program) for engine, program in zip(engines, programs, strict=True)]
@@ -131,9 +145,11 @@ class VirtualCluster:
         self._exchange_seconds = exchange_seconds
         self._on_launch = on_launch
         self._on_merge = on_merge
+        self._tick_seconds = tick_seconds
+        self._timed_round = -1
         self._max_events = max_events
         self._exchanges: dict[int, _Exchange] = {}
-        self._events: list[tuple[float, int, int, int | None]] = []  # time, order, rank, exchange that completed
+        self._events: list[tuple[float, int, int, Happening]] = []  # time, order, rank
         self._order = itertools.count()
 
     def run(self) -> None:
@@ -142,13 +158,17 @@ class VirtualCluster:
         Raises:
             VirtualDeadlock: nothing will ever happen, or too much does.
         """
-        for rank in range(len(self.ranks)):
+        for rank in range(self.size):
+            if self._tick_seconds is not None:
+                self.ranks[rank].engine.tick(-1)
             self._schedule(0.0, rank)
         for _ in range(self._max_events):
             if not self._events:
                 break
-            self.now, _, rank, completed = heapq.heappop(self._events)
-            if completed is None:
+            self.now, _, rank, happening = heapq.heappop(self._events)
+            if happening.tick is not None:
+                self.ranks[rank].engine.tick(happening.tick)
+            elif happening.exchange is None:
                 self._step_over(rank)
             elif self.ranks[rank].waiting_since is not None:
                 self._drive(rank)
@@ -212,8 +232,20 @@ class VirtualCluster:
                     rank.waiting_since = self.now
                     break
                 case Action.COMPUTE | Action.CLOSED:
+                    self._start_timer(index)
                     self._advance(index)
                     break
+
+    def _start_timer(self, index: int) -> None:
+        """Rank 0's timer, as :class:`horovod_abs.mpi.Ticker` keeps it for real."""
+        engine = self.ranks[index].engine
+        interval = engine.clock.interval
+        if index > 0 or self._tick_seconds is None or interval is None or self._timed_round == engine.launches:
+            return
+        self._timed_round = engine.launches
+        for rank in range(self.size):
+            late = self._tick_seconds if rank else 0.0
+            self._schedule(self.now + interval + late, rank, Happening(tick=engine.launches))
 
     def _launch(self, index: int) -> None:
         rank = self.ranks[index]
@@ -227,7 +259,7 @@ class VirtualCluster:
             exchange.done = self.now + self._exchange_seconds(number)
             self.entries.append(Entry(number, np.stack([exchange.rows[i] for i in range(self.size)])))
             for other in range(self.size):
-                self._schedule(exchange.done, other, number)
+                self._schedule(exchange.done, other, Happening(exchange=number))
 
     def _merge(self, index: int) -> None:
         rank = self.ranks[index]
@@ -236,8 +268,8 @@ class VirtualCluster:
         rank.merges.append((self.now, entry.round))
         self._on_merge(index, entry)
 
-    def _schedule(self, time: float, rank: int, completed: int | None = None) -> None:
-        heapq.heappush(self._events, (time, next(self._order), rank, completed))
+    def _schedule(self, time: float, rank: int, happening: Happening = STEP_IS_OVER) -> None:
+        heapq.heappush(self._events, (time, next(self._order), rank, happening))
 
     def _describe(self, index: int) -> str:
         rank = self.ranks[index]
