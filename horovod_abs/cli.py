@@ -6,6 +6,9 @@ Nothing heavy is imported here: a command imports what it runs when it is run, s
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +92,101 @@ def doctor(
     raise typer.Exit(report(examine(), as_json=as_json))
 
 
+_WATCHING = "Watching a run"
+_Log = Annotated[Path, typer.Argument(metavar="LOG", help="What DistributedOptimizer(record=LOG) has written.")]
+
+
+@app.command(rich_help_panel=_WATCHING)
+def replay(
+    log: _Log,
+    task: Annotated[
+        str,
+        typer.Option(metavar="MODULE:FUNCTION", help="A function that returns a horovod_abs.torch.replay.ReplayTask."),
+    ],
+    tolerance: Annotated[
+        float | None, typer.Option(min=0.0, help="Exit with status 1 if the parameters differ by more than this.")
+    ] = None,
+) -> None:
+    """Repeat a recorded PyTorch run in one process, by the formulas, and compare the parameters.
+
+    The run must have used an AdaptiveSampler. Runs in float64 agree to 1e-10; in float32 they drift apart as the sums
+    are rounded in another order, after some hundred rounds visibly.
+    """
+    with _problems_told():
+        from horovod_abs.observe.runlog import read_run_log
+        from horovod_abs.torch.replay import load_task
+        from horovod_abs.torch.replay import replay as repeat
+
+        compared = repeat(read_run_log(log), load_task(task))
+    print(f"repeated {compared.rounds:,} rounds of {compared.samples:,} samples")
+    print(
+        f"largest difference of the parameters: {compared.difference:.3g} "
+        f"(in {compared.parameter}; largest parameter: {compared.scale:.3g})"
+    )
+    if tolerance is not None and not compared.difference <= tolerance:
+        print(f"more than the tolerance of {tolerance:g}")
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=_WATCHING)
+def timeline(
+    log: _Log,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write it.")] = Path("trace.json"),
+) -> None:
+    """Draw when each rank computed, exchanged and waited, for chrome://tracing or https://ui.perfetto.dev."""
+    with _problems_told():
+        from horovod_abs.observe.runlog import read_run_log
+        from horovod_abs.observe.timeline import write_trace
+
+        write_trace(read_run_log(log), output)
+    print(f"{output}: open it in https://ui.perfetto.dev or chrome://tracing")
+
+
+@app.command(rich_help_panel=_WATCHING)
+def plot(
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG...", help="What DistributedOptimizer(record=LOG) has written.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write it; the ending names the format.")
+    ] = Path("run.png"),
+) -> None:
+    """Draw batch by rank, utilisation, and logged values against training time, several runs over one another."""
+    with _problems_told():
+        from horovod_abs.observe.plots import save
+        from horovod_abs.observe.runlog import read_run_log
+        from horovod_abs.observe.runplots import run_figure
+
+        save(run_figure([read_run_log(log) for log in logs]), output)
+    print(output)
+
+
+@app.command(rich_help_panel=_WATCHING)
+def tensorboard(
+    log: _Log,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder that TensorBoard looks into.")],
+) -> None:
+    """Convert a run log for TensorBoard."""
+    with _problems_told():
+        from horovod_abs.observe.runlog import read_run_log
+        from horovod_abs.observe.tensorboard import convert
+
+        convert(read_run_log(log), output)
+    print(f"tensorboard --logdir {output}")
+
+
+@contextmanager
+def _problems_told() -> Iterator[None]:
+    """Ends the command with what is wrong, without a traceback, where the user can mend it."""
+    from horovod_abs.observe.runlog import RunLogError
+
+    try:
+        yield
+    except (OSError, ModuleNotFoundError, RunLogError) as error:
+        print(f"horovod-abs: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
 # Further commands are added here, each from its own module:
-#   app.add_typer(...) for groups such as `bench`, app.command(...) for `plot`, `simulate`, `replay`.
+#   app.add_typer(...) for groups such as `bench`, app.command(...) for `simulate`.
 # Those modules, too, import frameworks inside their functions only.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from horovod_abs.core.clocks import Clock, CountClock, SyncClock
+from horovod_abs.core.clocks import Clock, CountClock, ReplayClock, SyncClock
+from horovod_abs.observe.runlog import read_run_log
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
@@ -22,10 +23,14 @@ def positive_numbers(text: str) -> tuple[float, ...]:
 
 
 def clock(text: str) -> Clock:
-    """When a round ends: ``"sync"`` or ``"count:N"``."""
+    """When a round ends: ``"sync"``, ``"count:N"``, or ``"replay:LOG"`` as in a recorded run."""
     name, _, count = text.partition(":")
     if name == "sync" and not count:
         return SyncClock()
     if name == "count" and count.isdecimal():
         return CountClock(int(count))
-    raise ValueError(f"{text!r} is not a clock: sync, or count:N for N micro-batches, such as count:4")
+    if name == "replay" and count:
+        return ReplayClock(read_run_log(count).entries)
+    raise ValueError(
+        f"{text!r} is not a clock: sync, or count:N for N micro-batches, such as count:4, or replay:LOG as recorded"
+    )

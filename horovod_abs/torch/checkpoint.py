@@ -10,12 +10,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 
 from horovod_abs.core.ledger import Flag
-from horovod_abs.torch.functions import average_buffers
+from horovod_abs.torch.functions import average_buffers, gather_objects
 
 _NAME = re.compile(r"checkpoint-(\d+)\.pt")
 
@@ -57,13 +56,20 @@ class Checkpointer:
         self._optimizer = optimizer
         self._keep = keep
         self._rounds = optimizer._rounds
+        self._written_at = -1
         self._rounds.driver.on_checkpoint.append(self._write)
         if signals:
             signal.signal(signal.SIGTERM, self._on_signal)
             signal.signal(signal.SIGUSR1, self._on_signal)
 
     def save(self) -> Path:
-        """Close what is pending and write a checkpoint; every rank calls it. Returns the file's path."""
+        """Close what is pending and write a checkpoint; every rank calls it. Returns the file's path.
+
+        After a stop, which has written one already, it does nothing.
+        """
+        engine = self._rounds.driver.engine
+        if engine.stopped and engine.closed and self._written_at == engine.ledger.rounds:
+            return self._path()
         self._optimizer.synchronize()
         return self._write()
 
@@ -87,7 +93,7 @@ class Checkpointer:
     def _write(self) -> Path:
         average_buffers(self._model, self._optimizer)
         randoms = self._gather(_random_state())
-        path = self.directory / f"checkpoint-{self._rounds.driver.engine.ledger.rounds:09d}.pt"
+        path = self._path()
         if self._rounds.wire.rank == 0:
             state = {
                 "model": self._model.state_dict(),
@@ -104,7 +110,11 @@ class Checkpointer:
             for old in self._files()[: -self._keep]:
                 old.unlink()
         self._gather(None)  # nobody goes on before the file is there
+        self._written_at = self._rounds.driver.engine.ledger.rounds
         return path
+
+    def _path(self) -> Path:
+        return self.directory / f"checkpoint-{self._rounds.driver.engine.ledger.rounds:09d}.pt"
 
     def _read(self) -> dict[str, Any] | None:
         path = self.latest()
@@ -117,7 +127,7 @@ class Checkpointer:
     def _gather(self, thing: Any) -> list[Any]:
         if self._rounds.wire.size == 1:
             return [thing]
-        return list(hvd.allgather_object(thing, name="horovod_abs.checkpoint", process_set=self._rounds.process_set))
+        return gather_objects(thing, "horovod_abs.checkpoint", self._rounds.process_set)
 
     def _share(self, thing: Any) -> Any:
         return self._gather(thing)[0]

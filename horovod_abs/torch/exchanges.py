@@ -103,14 +103,15 @@ class ModelUpdates:
         """The same on every rank, which an address in memory would not be."""
         return (
             f"ModelUpdates(max_staleness={self.max_staleness}, weighting={self.weighting!r}, "
-            f"average_state={self.average_state}, outer={_name(self.outer)})"
+            f"average_state={self.average_state}, outer={name_of(self.outer)})"
         )
 
 
 Exchange = Gradients | ModelUpdates
 
 
-def _name(thing: Any) -> str:
+def name_of(thing: Any) -> str:
+    """What a function is called, with its arguments where they are bound: the same on every rank."""
     if isinstance(thing, functools.partial):
-        return f"{_name(thing.func)}({thing.args}, {sorted(thing.keywords.items())})"
+        return f"{name_of(thing.func)}({thing.args}, {sorted(thing.keywords.items())})"
     return str(getattr(thing, "__qualname__", None if thing is None else type(thing).__qualname__))

@@ -24,7 +24,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -44,7 +44,8 @@ class Rules:
     taylor_lambda: float = 0.04
     clip_grad_norm: float | None = None
     loss_reduction: str = "mean"
-    scaling: Scaling = field(default_factory=Scaling)
+    factor: Callable[[float, float], float] = Scaling().factor
+    """By what learning rates are multiplied, from the round's samples and those merged before."""
 
     @classmethod
     def of(cls, log: RunLog) -> Rules:
@@ -60,7 +61,7 @@ class Rules:
             taylor_lambda=exchange["taylor_lambda"],
             clip_grad_norm=options["clip_grad_norm"],
             loss_reduction=options["loss_reduction"],
-            scaling=Scaling(**options["scaling"]),
+            factor=Scaling(**options["scaling"]).factor,
         )
 
 
@@ -142,7 +143,7 @@ class _Replay:
         for indices in micro_batches:
             model.zero_grad()
             value = self.loss(model, indices)
-            (value * len(indices) if self.rules.loss_reduction == "mean" else value).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(value * len(indices) if self.rules.loss_reduction == "mean" else value)
             total = _added([total, [p.grad for p in self._matching(model)]])
         model.zero_grad()
         return total
@@ -158,7 +159,7 @@ class _Replay:
         """A copy of the model after the step that rank's own gradient of the round before would cause."""
         model, optimizer = copy.deepcopy((self.model, self.optimizer))
         batch = self.last_batch or before.round.samples(rank)
-        factor = self.rules.scaling.factor(batch, self.seen)
+        factor = self.rules.factor(batch, self.seen)
         self._step(optimizer, self._clipped(before.own[rank]), before.round, factor)
         return model
 
@@ -175,7 +176,7 @@ class _Replay:
                 continue
             if self.rules.staleness == "taylor":
                 mean = self._compensated(mean, gradient.taken_at)
-            self._step(self.optimizer, mean, gradient.round, self.rules.scaling.factor(batch, before))
+            self._step(self.optimizer, mean, gradient.round, self.rules.factor(batch, before))
             if self.after_merge:
                 self.after_merge()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, TypeVar
 
@@ -72,12 +73,26 @@ def evaluate(
         samples += count
         for name, value in measure(batch).items():
             sums[name] = sums.get(name, 0.0) + float(value) * count
-    parts = hvd.allgather_object((sums, samples), name="horovod_abs.evaluate", process_set=process_set)
+    parts = gather_objects((sums, samples), "horovod_abs.evaluate", process_set)
     total = sum(part[1] for part in parts)
     if total == 0:
         raise ValueError("no rank had a sample to evaluate")
     names = {name: None for part in parts for name in part[0]}
     return {name: sum(part[0].get(name, 0.0) for part in parts) / total for name in names}
+
+
+def gather_objects(thing: Any, name: str, process_set: Any = hvd.global_process_set) -> list[Any]:
+    """``thing`` of every rank of a process set, which Horovod's ``allgather_object`` cannot; every rank calls it.
+
+    Args:
+        thing: Anything that can be pickled.
+        name: Name of the exchange, the same on every rank.
+        process_set: The ranks that take part.
+    """
+    pickled = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+    sizes = hvd.allgather(torch.tensor([len(pickled)]), name=f"{name}.sizes", process_set=process_set)
+    everything = hvd.allgather(pickled, name=f"{name}.things", process_set=process_set)
+    return [pickle.loads(part.numpy().tobytes()) for part in torch.split(everything, sizes.tolist())]
 
 
 class ShardSampler(Sampler[int]):

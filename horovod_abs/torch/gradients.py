@@ -74,24 +74,22 @@ class GradientPayload(ExchangedSum):
         """
         self.refuse_thawed()
         buffer = self._accumulating()
-        views, grads = [], []
-        for index, parameter in enumerate(self.parameters):
-            grad = parameter.grad
-            if grad is not None:
-                views.append(buffer.views[index])
-                grads.append(grad if grad.layout is torch.strided else self._dense(grad))
-                self._present[index] = 1.0
-                parameter.grad = None
-        if grads:
+        found = [(index, self._strided(p.grad)) for index, p in enumerate(self.parameters) if p.grad is not None]
+        for index, _ in found:
+            self._present[index] = 1.0
+            self.parameters[index].grad = None
+        if found:
             weight = samples if self._options.loss_reduction == "mean" else 1.0
-            torch._foreach_add_(views, grads, alpha=weight)
+            torch._foreach_add_([buffer.views[index] for index, _ in found], [g for _, g in found], alpha=weight)
 
     def _accumulating(self) -> FlatBuffer:
         if self._accumulator is None:
             self._accumulator = self._free.pop() if self._free else FlatBuffer(self.parameters)
         return self._accumulator
 
-    def _dense(self, grad: torch.Tensor) -> torch.Tensor:
+    def _strided(self, grad: torch.Tensor) -> torch.Tensor:
+        if grad.layout is torch.strided:
+            return grad
         if not self._options.sparse_as_dense:
             raise ValueError("a gradient is sparse: pass sparse_as_dense=True to DistributedOptimizer")
         return grad.to_dense()

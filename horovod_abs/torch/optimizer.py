@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import weakref
@@ -102,8 +103,9 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         exchange_timeout: Seconds without progress after which a waiting rank gives up, naming the missing ones.
         digest_every: Rounds between two comparisons of the ranks' parameters; where they have drifted apart, as on
             unlike processors, all take over those of the first rank.
-        record: A file in which the first rank writes the run down, from which it can be watched and repeated; see
-            :mod:`horovod_abs.observe.runlog`. A file that exists is appended to.
+        record: A file, for this optimizer alone, in which the first rank writes the run down, so that it can be
+            watched and repeated; see :mod:`horovod_abs.observe.runlog`. A file that exists is appended to.
+            Whenever all ranks close, at the end of an epoch, the parameters are saved beside it.
 
     Raises:
         ValueError: an option that is out of range, or would not keep its meaning here.
@@ -478,7 +480,7 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
     def _not_used(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError("this part of Horovod's optimizer is not used here: gradients travel by rounds")
 
-    _register_hooks = _make_hook = _not_used
+    find_duplicates = _register_hooks = _make_hook = _not_used
     _allreduce_grad_async = _grouped_allreduce_grad_async = _sparse_allreduce_grad_async = _not_used
 
 
@@ -552,6 +554,7 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int, model: torch.nn.Mo
 
 def join(device: int = -1) -> int:
     """Horovod's ``join``, refused while a distributed optimizer of ours has rounds pending."""
+    gc.collect()  # an optimizer that nobody holds any more does not train
     if any(not optimizer._rounds.driver.engine.closed for optimizer in _living):
         raise RuntimeError(
             "hvd.join() during training: ranks may do different numbers of micro-batches anyway. Use "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, TypeVar, cast
 
+import torch
 from torch.utils.data import Sampler
 
 from horovod_abs.core.allocation import Loading
@@ -69,7 +70,14 @@ class AdaptiveSampler(Sampler[int]):
         Raises:
             ValueError: the loader drops, reorders, or does not make batches.
         """
-        return self.epochs.batches(loading_of(loader), lambda: loader)
+
+        def load() -> Iterable[Batch]:
+            if not self.epochs.continues:
+                return loader
+            with torch.random.fork_rng(devices=[]):  # an iterator draws a seed, which an unbroken epoch does only once
+                return iter(loader)
+
+        return self.epochs.batches(loading_of(loader), load)
 
     def state_dict(self) -> dict[str, Any]:
         """Which epoch it is, and what has been used up in it; part of ``optimizer.state_dict()``."""

@@ -8,20 +8,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from horovod.torch.compression import Compression
 
 from horovod_abs.core.ledger import Column, Entry, Floats, Ledger
 from horovod_abs.torch.exchanges import ModelUpdates
 from horovod_abs.torch.flat import FlatBuffer, digest_of
-from horovod_abs.torch.payloads import ExchangedSum, Options, learning_rates
+from horovod_abs.torch.payloads import FIRST_EXPECTED_WEIGHT, ExchangedSum, Options, learning_rates
 from horovod_abs.torch.staleness import put_back
 from horovod_abs.torch.wire import Wire
+
+ROOM_FOR_UPDATES = 64.0
+"""Compressed to float16, mean updates from about 1e-9 to this arrive: they are as small as learning rates make them."""
+_LARGEST_FLOAT16 = 65504.0
 
 
 class UpdatePayload(ExchangedSum):
     """What a rank's own steps have changed since its round began.
 
     Three model-sized copies: the central model (the mean that all ranks share), the start (the model that the round
-    started from), and the update, which is in flight and becomes the result in place.
+    started from), and the update, which is in flight and becomes the result in place. For parameters of half
+    precision they are float32.
 
     At the boundary of a round, with the exchange before it merged into the central model::
 
@@ -31,6 +37,12 @@ class UpdatePayload(ExchangedSum):
     Args:
         optimizer, update, wire, name, options: See :class:`ExchangedSum`.
         exchange: What the user chose.
+
+    Attributes:
+        steps: Steps that this rank has taken.
+
+    Raises:
+        ValueError: ``average_state`` with compression.
 
     References:
         [NoDelay] Talyansky et al., ICLR 2019 submission, algorithms 1 and 2.
@@ -47,6 +59,10 @@ class UpdatePayload(ExchangedSum):
         exchange: ModelUpdates,
         options: Options,
     ) -> None:
+        if exchange.average_state and options.compression is not Compression.none:
+            raise ValueError(
+                "average_state=True with compression: second moments are too small for float16. Leave one of them out"
+            )
         self._exchange = exchange
         self.steps = 0
         super().__init__(optimizer, update, wire, name, options)
@@ -56,8 +72,9 @@ class UpdatePayload(ExchangedSum):
         self._kinds = self._state_kinds() if self._exchange.average_state else []
         self._central = FlatBuffer(self.parameters)
         self._start = FlatBuffer(self.parameters)
-        self._idle: FlatBuffer | None = FlatBuffer([*self.parameters, *(like for _, _, like in self._kinds)])
+        self._idle: FlatBuffer | None = FlatBuffer([*self.parameters, *(parameter for parameter, _ in self._kinds)])
         self._fresh = True
+        self._has_mean_state = False
         self._outer = None
         if self._exchange.outer is not None:
             self._outer = self._exchange.outer(self._central.views)
@@ -72,11 +89,13 @@ class UpdatePayload(ExchangedSum):
         """
         self.refuse_thawed()
         self._take_start()
-        with_gradient = [p for p in self.parameters if p.grad is not None]
-        if self._options.loss_reduction == "sum":
-            torch._foreach_div_([p.grad for p in with_gradient if p.grad is not None], samples)
+        for parameter in self.parameters:
+            if parameter.grad is not None and self._options.sparse_as_dense:
+                parameter.grad = parameter.grad.to_dense()
+            if parameter.grad is not None and self._options.loss_reduction == "sum":
+                parameter.grad.div_(samples)
         if self._options.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(with_gradient, self._options.clip_grad_norm)
+            torch.nn.utils.clip_grad_norm_(self.parameters, self._options.clip_grad_norm)
         factor = self._options.scaling.factor(self._wire.size, self.steps)
         with learning_rates(self._optimizer.param_groups, factor):
             self._update()
@@ -105,15 +124,15 @@ class UpdatePayload(ExchangedSum):
         if ledger.rounds % self._options.digest_every == 0:
             row[Column.DIGEST] = digest_of(self._central.tensors)
         self._lay_progress(updates)
-        self._lay_state(buffer.views[len(self.parameters) :])
+        self._hand_over_state(buffer.views[len(self.parameters) :])
         self._pack(row, np.zeros(0), buffer)
         if row[Column.WEIGHT] > 0 and self._mine[Column.WEIGHT] == 0:
             self._heal_state()
         self._rebase(updates)
         for flat in buffer.tensors:
-            flat.mul_(weight)
+            flat.mul_(weight) if weight else flat.zero_()
         expected = ledger.last_weight if self._exchange.weighting == "samples" else float(self._wire.size)
-        self._send(buffer, expected)
+        self._send(buffer, (expected or FIRST_EXPECTED_WEIGHT) * ROOM_FOR_UPDATES / _LARGEST_FLOAT16)
 
     def _lay_progress(self, updates: list[torch.Tensor]) -> None:
         torch._foreach_copy_(updates, self.parameters)
@@ -149,7 +168,7 @@ class UpdatePayload(ExchangedSum):
             self._outer.step()
             for central in self._central.views:
                 central.grad = None
-        self._take_state(buffer.views[len(self.parameters) :])
+        self._has_mean_state = True
         return True
 
     @torch.no_grad()
@@ -157,13 +176,14 @@ class UpdatePayload(ExchangedSum):
         """No launch follows the merge: go on from the central model with what has not been handed over yet."""
         assert self._idle is not None
         updates = self._idle.views[: len(self.parameters)]
-        self._lay_progress(updates)
-        torch._foreach_copy_(self._start.views, self._central.views)
-        torch._foreach_copy_(self.parameters, self._central.views)
+        self._take_state(self._idle.views[len(self.parameters) :])
         if closed:
+            torch._foreach_copy_(self.parameters, self._central.views)
             self._fresh = True
-        else:
-            torch._foreach_add_(self.parameters, updates)
+            return
+        self._lay_progress(updates)
+        self._rebase(updates)
+        torch._foreach_sub_(self._start.views, updates)
 
     @contextmanager
     def authoritative(self) -> Iterator[None]:
@@ -181,12 +201,14 @@ class UpdatePayload(ExchangedSum):
                 torch._foreach_copy_(self.parameters, own)
 
     def agree(self) -> None:
-        """Take over the central model of rank 0; all ranks call it at the same merge."""
-        self._wire.broadcast_(self._central.tensors, f"{self._name}.agree")
+        """Take over rank 0's central model and outer optimizer's state; all ranks call it at the same merge."""
+        kept = [] if self._outer is None else [self._outer.state[central] for central in self._central.views]
+        state = [value for each in kept for _, value in sorted(each.items()) if isinstance(value, torch.Tensor)]
+        self._wire.broadcast_([*self._central.tensors, *state], f"{self._name}.agree")
 
     # -- the user's optimizer's own state --------------------------------------------------------------------------
 
-    def _state_kinds(self) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+    def _state_kinds(self) -> list[tuple[torch.Tensor, str]]:
         """Which tensors the optimizer keeps for each parameter: found by a step that is undone at once."""
         kept = [parameter.detach().clone() for parameter in self.parameters]
         gradients = [parameter.grad for parameter in self.parameters]
@@ -195,7 +217,7 @@ class UpdatePayload(ExchangedSum):
         with put_back(self._optimizer, self._device):
             self._update()
             found = [
-                (parameter, name, torch.empty_like(value))
+                (parameter, name)
                 for parameter in self.parameters
                 for name, value in sorted(self._optimizer.state[parameter].items())
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point()
@@ -206,24 +228,37 @@ class UpdatePayload(ExchangedSum):
             parameter.grad = gradient
         return found
 
-    def _lay_state(self, views: Sequence[torch.Tensor]) -> None:
-        for (parameter, name, _), view in zip(self._kinds, views, strict=True):
-            value = self._optimizer.state[parameter].get(name) if parameter in self._optimizer.state else None
-            if value is None:
+    def _hand_over_state(self, views: Sequence[torch.Tensor]) -> None:
+        """Lay the state into the buffer; if that holds the mean of the round before, take that in its place."""
+        for own, view in self._states(views):
+            if own is None:
                 view.zero_()
+            elif self._has_mean_state:
+                mean = view.clone()
+                view.copy_(own)
+                own.copy_(mean)
             else:
-                view.copy_(value)
+                view.copy_(own)
+        self._has_mean_state = False
 
     def _take_state(self, views: Sequence[torch.Tensor]) -> None:
-        for (parameter, name, _), view in zip(self._kinds, views, strict=True):
-            if parameter in self._optimizer.state and name in self._optimizer.state[parameter]:
-                self._optimizer.state[parameter][name].copy_(view)
+        for own, view in self._states(views):
+            if own is not None and self._has_mean_state:
+                own.copy_(view)
+        self._has_mean_state = False
+
+    def _states(self, views: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor | None, torch.Tensor]]:
+        """What the optimizer keeps now, with its place in a buffer; ``None`` where it has kept nothing yet."""
+        state = self._optimizer.state
+        for (parameter, name), view in zip(self._kinds, views, strict=True):
+            yield state[parameter].get(name) if parameter in state else None, view
 
     def _heal_state(self) -> None:
-        """The update was not finite: neither, as a rule, is what the optimizer has kept. Begin it anew."""
+        """The update was not finite: neither, as a rule, is what the optimizer has kept. Begin that anew."""
         for kept in self._optimizer.state.values():
-            for value in kept.values():
-                if isinstance(value, torch.Tensor) and not torch.isfinite(value).all():
+            tensors = [value for value in kept.values() if isinstance(value, torch.Tensor)]
+            if not all(bool(torch.isfinite(value).all()) for value in tensors):
+                for value in tensors:  # also the count of steps, from which Adam corrects its moments' bias
                     value.zero_()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from horovod_abs import options
+from horovod_abs.core.clocks import CountClock, ReplayClock, SyncClock
+from tests.observe.recorded import recorded
+
+
+def test_numbers() -> None:
+    assert options.positive_numbers("1,1,0.5,2e1") == (1.0, 1.0, 0.5, 20.0)
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "a", "1;2", "0,1", "-1", "inf", "nan"])
+def test_not_numbers(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a list of numbers|must be positive"):
+        options.positive_numbers(text)
+
+
+def test_clocks() -> None:
+    assert options.clock("sync") == SyncClock()
+    assert options.clock("count:4") == CountClock(4)
+
+
+def test_the_clock_of_a_recorded_run(tmp_path: Path) -> None:
+    log = recorded(tmp_path / "run.jsonl")
+    clock = options.clock(f"replay:{log.path}")
+    assert isinstance(clock, ReplayClock)
+    assert len(clock.entries) == len(log.entries)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sync:1", "count", "replay:", "count:", "count:x", "count:-1", "count:1.5", "tick"]
+)
+def test_not_clocks(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a clock: sync, or count:N"):
+        options.clock(text)
+
+
+def test_a_clock_that_never_ends_a_round_is_refused() -> None:
+    with pytest.raises(ValueError, match=">= 1"):
+        options.clock("count:0")
