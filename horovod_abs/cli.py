@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from horovod_abs import __version__
+from horovod_abs.bench.cli import app as bench
 from horovod_abs.install.target import GpuKind, MpiKind
 
 app = typer.Typer(
@@ -23,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(bench, name="bench")
 
 _SETTING_UP = "Setting up"
 
@@ -185,8 +188,3 @@ def _problems_told() -> Iterator[None]:
     except (OSError, ModuleNotFoundError, RunLogError) as error:
         print(f"horovod-abs: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-
-
-# Further commands are added here, each from its own module:
-#   app.add_typer(...) for groups such as `bench`, app.command(...) for `simulate`.
-# Those modules, too, import frameworks inside their functions only.

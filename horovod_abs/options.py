@@ -6,9 +6,13 @@ Each function raises :class:`ValueError` that says what is wanted.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from horovod_abs.core.clocks import Clock, CountClock, ReplayClock, SyncClock
+from horovod_abs.core.clocks import Clock, CountClock, IntervalClock, ReplayClock, SyncClock, TargetBatchClock
 from horovod_abs.observe.runlog import read_run_log
+
+if TYPE_CHECKING:
+    from horovod_abs.torch.exchanges import Exchange
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
@@ -23,14 +27,44 @@ def positive_numbers(text: str) -> tuple[float, ...]:
 
 
 def clock(text: str) -> Clock:
-    """When a round ends: ``"sync"``, ``"count:N"``, or ``"replay:LOG"`` as in a recorded run."""
-    name, _, count = text.partition(":")
-    if name == "sync" and not count:
+    """When a round ends.
+
+    ``"sync"``, ``"count:N"`` micro-batches, ``"interval:S"`` seconds, ``"target:N"`` samples of all ranks, or
+    ``"replay:LOG"`` as in a recorded run.
+    """
+    name, _, value = text.partition(":")
+    if name == "sync" and not value:
         return SyncClock()
-    if name == "count" and count.isdecimal():
-        return CountClock(int(count))
-    if name == "replay" and count:
-        return ReplayClock(read_run_log(count).entries)
+    if name == "count" and value.isdecimal():
+        return CountClock(int(value))
+    if name in ("interval", "target") and value:
+        number = positive_numbers(value)[0]
+        return IntervalClock(number) if name == "interval" else TargetBatchClock(number)
+    if name == "replay" and value:
+        return ReplayClock(read_run_log(value).entries)
     raise ValueError(
-        f"{text!r} is not a clock: sync, or count:N for N micro-batches, such as count:4, or replay:LOG as recorded"
+        f"{text!r} is not a clock: sync, or count:N for N micro-batches, such as count:4, interval:S for S seconds, "
+        "target:N for N samples of all ranks, or replay:LOG as recorded"
     )
+
+
+def exchange(text: str) -> Exchange:
+    """What is averaged.
+
+    ``"gradients"`` (as published), ``"taylor"`` or ``"lookahead"`` (gradients with a remedy for the delay),
+    ``"waiting"`` (gradients without a delay), or ``"updates"``, with τ as in ``"updates:16"``.
+    """
+    from horovod_abs.torch.exchanges import Gradients, ModelUpdates
+
+    name, _, value = text.partition(":")
+    if name == "updates" and (not value or value.isdecimal()):
+        return ModelUpdates(int(value)) if value else ModelUpdates()
+    plain = {
+        "gradients": Gradients(),
+        "taylor": Gradients(staleness="taylor"),
+        "lookahead": Gradients(staleness="lookahead"),
+        "waiting": Gradients(delay=0),
+    }
+    if text not in plain:
+        raise ValueError(f"{text!r} is not an exchange: {', '.join(plain)}, updates, or updates:T for a staleness of T")
+    return plain[text]

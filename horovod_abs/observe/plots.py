@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MultipleLocator, PercentFormatter
 
 from horovod_abs.observe.results import Result
 
@@ -42,6 +42,7 @@ def draw_accuracy(axes: Axes, results: Sequence[Result], *, target: float | None
     if target is not None:
         axes.axhline(target, color="gray", linestyle=":", linewidth=1)
     axes.set_ylim(bottom=_LOWEST_SHOWN, top=1.0)
+    axes.yaxis.set_major_locator(MultipleLocator(0.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set(xlabel="training time (s)", ylabel="test accuracy", title="Accuracy against time")
     axes.grid(alpha=0.3)

@@ -33,7 +33,8 @@ class Checkpointer:
 
     SIGTERM on any rank ends the run on all ranks, with a checkpoint, and SIGUSR1 takes one in mid-epoch: both are
     flags in the ledger, acted upon at the merge that shows them. Rank 0 writes, to a file of another name that is
-    then renamed, so that no half-written checkpoint is ever found.
+    then renamed, so that no half-written checkpoint is ever found. With ``ModelUpdates`` a checkpoint holds the state
+    of every rank's own optimizer (momentum, moments), as many times as there are ranks.
 
     Args:
         directory: Where checkpoints are written, by rank 0, and read, by rank 0.
@@ -81,7 +82,7 @@ class Checkpointer:
         if state is None:
             return False
         self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._optimizer.load_state_dict(state["optimizers"][rank] if state["optimizers"] else state["optimizer"])
         _set_random_state(state["random"][rank])
         return True
 
@@ -93,11 +94,13 @@ class Checkpointer:
     def _write(self) -> Path:
         average_buffers(self._model, self._optimizer)
         randoms = self._gather(_random_state())
+        optimizers = self._gather(self._optimizer.state_dict()) if self._rounds.payload.state_is_own else None
         path = self._path()
         if self._rounds.wire.rank == 0:
             state = {
                 "model": self._model.state_dict(),
                 "optimizer": self._optimizer.state_dict(),
+                "optimizers": optimizers,
                 "random": randoms,
             }
             self.directory.mkdir(parents=True, exist_ok=True)

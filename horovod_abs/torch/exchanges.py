@@ -113,5 +113,7 @@ Exchange = Gradients | ModelUpdates
 def name_of(thing: Any) -> str:
     """What a function is called, with its arguments where they are bound: the same on every rank."""
     if isinstance(thing, functools.partial):
-        return f"{name_of(thing.func)}({thing.args}, {sorted(thing.keywords.items())})"
+        arguments = [repr(value) for value in thing.args]
+        arguments += [f"{name}={value!r}" for name, value in sorted(thing.keywords.items())]
+        return f"{name_of(thing.func)}({', '.join(arguments)})"
     return str(getattr(thing, "__qualname__", None if thing is None else type(thing).__qualname__))

@@ -52,9 +52,7 @@ class Rules:
         """Those of a recorded run. Raises :class:`ReplayError` if it exchanged something else than gradients."""
         exchange, options = log.run.exchange, log.run.options
         if exchange.get("name") != "Gradients":
-            raise ReplayError(
-                f"{log.path}: a run with {exchange.get('name')} cannot be replayed, one with Gradients can"
-            )
+            raise ReplayError(f"{log.path}: a run with {exchange.get('name')} is not one with Gradients")
         return cls(
             delay=exchange["delay"],
             staleness=exchange["staleness"],

@@ -20,7 +20,7 @@ References:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -195,11 +195,12 @@ class _Rank:
             change=self._change(),
             kept=self._kept() if self._rules.average_state else {},
         )
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in (*update.change, *update.kept.values())):
-            update = _Update(0.0, [torch.zeros_like(p) for p in self._parameters], {})
-            self._optimizer.state.clear()
         if not self.arrived:
             self._take_state(central)
+        if not _finite((*update.change, *update.kept.values())):
+            update = _Update(0.0, [torch.zeros_like(p) for p in self._parameters], {})
+            if not _finite(self._kept().values()):
+                self._optimizer.state.clear()
         self._go_on_from(central, update.change)
         self._start = _copies(self._parameters)
         self.arrived, self.in_flight = False, len(round.micro_batches[number])
@@ -230,6 +231,10 @@ class _Rank:
 
 def _trained(optimizer: torch.optim.Optimizer) -> Tensors:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _finite(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def _copies(tensors: Tensors) -> Tensors:

@@ -81,7 +81,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     Args:
         optimizer: The optimizer to wrap, e.g. ``torch.optim.SGD(model.parameters(), lr=0.1)``.
         named_parameters: Pairs of name and parameter, as ``model.named_parameters()``.
-        compression: ``hvd.Compression.none`` or ``.fp16``; applied to gradients on the wire, never to counts.
+        compression: ``hvd.Compression.none`` or ``.fp16``; applied to what is averaged, on the wire, never to counts.
         backward_passes_per_step: Must be 1; see ``CountClock``.
         op: Must be ``hvd.Average``.
         gradient_predivide_factor: The sum is divided by this before the exchange and multiplied by it afterwards.
@@ -97,7 +97,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         reference_batch_size: The global batch, in samples, that the learning rate was tuned for.
         warmup_samples: Samples over which the scaling is phased in.
         warmup_steps: For ``ModelUpdates``: a rank's own steps over which the scaling is phased in.
-        clip_grad_norm: Greatest 2-norm of the *global* gradient.
+        clip_grad_norm: Greatest 2-norm of the *global* gradient (``ModelUpdates``: of a micro-batch's own).
         min_micro_batches: Micro-batches that a rank does at least in a round.
         max_micro_batches: Micro-batches after which a rank waits for the exchange.
         exchange_timeout: Seconds without progress after which a waiting rank gives up, naming the missing ones.
@@ -163,7 +163,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     announcer = ticker = None
     if isinstance(wire, HorovodWire):
         ranks = process_set.ranks or range(wire.size)
-        identity = process_set.process_set_id * 1000 + number
+        identity = process_set.process_set_id * 1_000_000 + number
         announcer = RollCall(identity, wire.rank, ranks)
         control = mpi.control_plane()
         ticker = mpi.Ticker(control, identity, wire.rank, ranks) if control else None

@@ -49,7 +49,10 @@ class ExchangedSum:
 
     Attributes:
         parameters: The parameters that are trained, in the optimizer's order.
+        state_is_own: Whether each rank's optimizer keeps a state of its own, unlike the others'.
     """
+
+    state_is_own = False
 
     def __init__(
         self,

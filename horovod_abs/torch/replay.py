@@ -18,6 +18,8 @@ from horovod_abs.observe.recorder import initial_path, parameters_path
 from horovod_abs.observe.runlog import RunLog
 from horovod_abs.observe.schedule import MicroBatch, RecordedRound, ReplayError, recorded_rounds
 from horovod_abs.torch.formulas import Rules, compute, parameters_of
+from horovod_abs.torch.formulas_updates import UpdateRules
+from horovod_abs.torch.formulas_updates import compute as compute_updates
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
@@ -42,7 +44,7 @@ class ReplayTask:
         collate: Makes a batch of samples, as the loader did.
         dtype: Compute with this precision; as they are by default.
         on_merge: Called with the optimizer after each update, for what the program did in ``optimizer.on_merge``
-            besides changing learning rates.
+            besides changing learning rates. Not for ``ModelUpdates``.
     """
 
     model: torch.nn.Module
@@ -79,7 +81,10 @@ def replay(log: RunLog, task: ReplayTask) -> Comparison:
     Raises:
         ReplayError: the run cannot be repeated from its record, or the task is not the run's.
     """
-    rules = Rules.of(log)
+    averages_updates = log.run.exchange.get("name") == "ModelUpdates"
+    rules = UpdateRules.of(log) if averages_updates else Rules.of(log)
+    if averages_updates and task.on_merge is not None:
+        raise ReplayError("on_merge= acts on each rank's own optimizer, which cannot be repeated: leave it out")
     saved = _load(parameters_path(log.path), "the parameters to compare with")
     rounds = recorded_rounds(log)[: saved["round"]]
     model = task.model if task.dtype is None else task.model.to(task.dtype)
@@ -91,8 +96,11 @@ def replay(log: RunLog, task: ReplayTask) -> Comparison:
         batch = task.collate([task.dataset[index] for index in indices])
         return task.loss(model, batch if task.dtype is None else _cast(batch, task.dtype))
 
-    after = None if task.on_merge is None else lambda: task.on_merge(optimizer)  # type: ignore[misc]
-    compute(rounds, model, optimizer, loss, rules, after_merge=after)
+    if isinstance(rules, UpdateRules):
+        compute_updates(rounds, model, optimizer, loss, rules)
+    else:
+        after = None if task.on_merge is None else lambda: task.on_merge(optimizer)  # type: ignore[misc]
+        compute(rounds, model, optimizer, loss, rules, after_merge=after)
     return _compare(optimizer, saved, rounds)
 
 

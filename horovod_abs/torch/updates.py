@@ -49,6 +49,7 @@ class UpdatePayload(ExchangedSum):
     """
 
     launches_first = False
+    state_is_own = True
 
     def __init__(
         self,

@@ -45,6 +45,7 @@ class Schedule:
         dropping: Probability that a micro-batch is dropped.
         exchange_seconds: Mean time of an exchange, in micro-batches of the fastest rank.
         late: Indices are counted as drawn when the next batch is requested, as a binding does.
+        max_staleness: Micro-batches that a rank does beyond the last exchange it has merged; ``None`` for no bound.
     """
 
     size: int
@@ -60,6 +61,7 @@ class Schedule:
     exchange_seconds: float
     late: bool
     seed: int
+    max_staleness: int | None = None
 
     def random(self, *what: object) -> Random:
         return Random(f"{self.seed} {what}")
@@ -103,15 +105,19 @@ def schedules(
     delays: st.SearchStrategy[int] = st.sampled_from((1, 1, 0)),  # noqa: B008
     clocks: st.SearchStrategy[Clock] | None = None,
     starving: bool = True,
+    bounded: bool = False,
 ) -> Schedule:
-    """Clusters of 1 to 16 ranks, quick and slow, steady and not."""
+    """Clusters of 1 to 16 ranks, quick and slow, steady and not; with a bound on staleness if they are ``bounded``."""
     least = draw(st.sampled_from((1, 1, 1, 2, 3)))
     most = draw(st.sampled_from((least, least + 1, 5, 64)))
     count = draw(st.integers(1, min(most, 6)))
+    usual = st.sampled_from((SyncClock(), SyncClock(), CountClock(count), NeverClock()))
+    clock = draw(usual if clocks is None else clocks)
+    lowest = max(least, clock.micro_batches) if isinstance(clock, CountClock) else least
     return Schedule(
         size=draw(st.sampled_from((1, 2, 2, 3, 3, 4, 4, 5, 8, 16))),
         delay=draw(delays),
-        clock=draw(clocks or st.sampled_from((SyncClock(), SyncClock(), CountClock(count), NeverClock()))),
+        clock=clock,
         min_micro_batches=least,
         max_micro_batches=most,
         spread=draw(st.sampled_from((1, 2, 8))),
@@ -122,6 +128,7 @@ def schedules(
         exchange_seconds=draw(st.sampled_from((0.0, 0.5, 1.0, 3.0, 30.0))),
         late=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32)),
+        max_staleness=lowest + draw(st.sampled_from((0, 0, 1, 2, 5, 20))) if bounded else None,
     )
 
 
@@ -209,6 +216,7 @@ class Seen:
     seconds: float = 0
     flags: Flag = NONE
     versions: set[int] = field(default_factory=set)  # merges that the rank had seen when it computed
+    held: bool = False  # whether but for a bound the rank would have computed on
 
 
 class Witness(Engine):
@@ -220,6 +228,7 @@ class Witness(Engine):
         merges: Exchanges merged, in order.
         closes: Those after which nothing was pending.
         raised: Whether the rank's program raised.
+        greatest: Its greatest staleness so far.
     """
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
@@ -230,8 +239,10 @@ class Witness(Engine):
             delay=schedule.delay,
             min_micro_batches=schedule.min_micro_batches,
             max_micro_batches=schedule.max_micro_batches,
+            max_staleness=schedule.max_staleness,
         )
         self.done = 0
+        self.greatest = 0
         self.contributions: list[Seen] = []
         self.merges: list[int] = []
         self.closes: list[int] = []
@@ -250,10 +261,15 @@ class Witness(Engine):
         assert super().next_action(now) is action, "asking twice gives the same answer"
         count = len(self._seen.micro_batches)
         progress = Progress(self.rank, len(self.contributions), count, now - self._since)
-        limit = max(self.min_micro_batches, self.clock.limit(progress))
-        idle = self._has_closed or self._has_starved or count >= min(self.max_micro_batches, limit)
-        due = self.clock.is_due(progress)
+        no_work, due = self._has_closed or self._has_starved, self.clock.is_due(progress)
+        at_limit = count >= max(self.min_micro_batches, self.clock.limit(progress))
+        at_bound = count >= self.max_micro_batches or self._staleness() >= self.max_staleness
+        idle = no_work or at_limit or at_bound
         may_end = idle or (count >= self.min_micro_batches and due)
+        if at_bound and not self._has_ended:
+            waits = no_work or (self.pending and (at_limit or self.delay == 0))
+            ends = count >= self.min_micro_batches and due and (self._is_complete or not self.pending)
+            self._seen.held = self._seen.held or not (waits or ends)
         assert self.pending in (0, 1), "at most one exchange is in flight"
         match action:
             case Action.COMPUTE:
@@ -267,7 +283,8 @@ class Witness(Engine):
             case Action.MERGE:
                 assert (self.pending, self._is_complete) == (1, True), "merges what is not complete"
                 assert may_end or self.delay == 0, "merges in the middle of a round"
-                self._has_ended = self.delay == 1  # and is launched at the same boundary
+                # and is launched at the same boundary, but for a rank at its bound with too little to hand over
+                self._has_ended = self.delay == 1 and (no_work or count >= self.min_micro_batches)
             case Action.LAUNCH:
                 assert not self.pending, "launches before the exchange before is merged"
                 assert may_end or self._has_ended, "ends a round too early"
@@ -279,6 +296,8 @@ class Witness(Engine):
         super().micro_batch_done(weight, drawn, seconds)
         seen = self._seen
         seen.micro_batches.append((self.rank, self.done))
+        self.greatest = max(self.greatest, self._staleness())
+        assert self._staleness() == self.staleness <= self.max_staleness
         seen.versions.add(len(self.merges))
         seen.weight += weight
         seen.drawn += drawn
@@ -318,12 +337,19 @@ class Witness(Engine):
         entry = super().merged(entry, now)
         self.merges.append(entry.round)
         self._has_starved = False
+        if not self._has_ended and self.delay == 1:
+            self._seen.held = False  # the round that was held goes on
         self._since = now
         if self.closed:
             self.closes.append(entry.round)
             self._has_closed = self._has_ended = False
             self._seen.flags &= ~Flag.LEAVING
         return entry
+
+    def _staleness(self) -> int:
+        """Micro-batches that are not in the last exchange merged."""
+        in_flight = [len(seen.micro_batches) for seen in self.contributions[len(self.merges) :]]
+        return sum(in_flight) + len(self._seen.micro_batches)
 
 
 @dataclass
@@ -379,6 +405,7 @@ def run(
             assert entry.rows[:, columns].tolist() == [list(row) for row in rows]
             for flag in (Flag.CLOSING, Flag.LEAVING, Flag.STOP, Flag.CHECKPOINT):
                 assert entry.ranks_with(flag) == tuple(number for number, s in enumerate(seen) if flag in s.flags)
+            assert entry.ranks_with(Flag.BOUNDED) == tuple(number for number, s in enumerate(seen) if s.held)
             assert entry.weight == sum(s.weight for s in seen)
             for micro_batch in itertools.chain.from_iterable(s.micro_batches for s in seen):
                 assert merged.setdefault(micro_batch, entry.round) == entry.round, "a gradient counts twice"
@@ -418,10 +445,13 @@ def check_order(run: Run) -> None:
 
 
 def check_delay(run: Run) -> None:
-    """Rule 3: a round's gradients are computed at the same parameters on all ranks, one round old when applied."""
+    """Rule 3: a round's gradients are computed at the same parameters on all ranks, one round old when applied.
+
+    With a bound on staleness a rank may merge within a round, and goes on with it.
+    """
     for round in range(len(run.entries)):
         versions = set().union(*(rank.contributions[round].versions for rank in run.ranks))
-        assert versions <= {run.version(round)}
+        assert versions <= ({run.version(round)} if run.schedule.max_staleness is None else {run.version(round), round})
 
 
 def check_closing(run: Run) -> None:

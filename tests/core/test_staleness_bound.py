@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_abs.core.clocks import Clock, CountClock, IntervalClock, SyncClock, TargetBatchClock
 from horovod_abs.core.engine import Action, Engine
 from horovod_abs.core.ledger import Column, Entry, Flag
-from tests.core.schedules import Run, Schedule, Witness, epoch, loop, run, schedules
+from horovod_abs.sim.cluster import Program
+from tests.core.schedules import Schedule, Witness, epoch, loop, run, schedules
 
 # -- examples --------------------------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ def test_a_bound_below_the_least_round_is_refused(least: int, staleness: int) ->
 @pytest.mark.parametrize("count", [5, 9])
 def test_a_count_beyond_the_bound_is_refused(count: int) -> None:
     """It would wait for itself."""
-    with pytest.raises(ValueError, match=rf"a round may hold \(4\).*max_staleness, of ModelUpdates"):
+    with pytest.raises(ValueError, match=r"a round may hold \(4\).*max_staleness, of ModelUpdates"):
         engine(4, CountClock(count))
     engine(4, CountClock(4))
 
@@ -176,44 +177,46 @@ def test_a_count_beyond_the_bound_is_refused(count: int) -> None:
 # -- over random schedules -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Bounded:
-    """A schedule with a bound."""
-
-    schedule: Schedule
-    staleness: int
+few = settings(max_examples=150)
 
 
-@st.composite
-def bounded_schedules(draw: st.DrawFn, **fixed: Any) -> Bounded:
-    schedule = draw(schedules(delays=st.just(1), **fixed))
-    least = schedule.min_micro_batches
-    if isinstance(schedule.clock, CountClock):
-        least = max(least, schedule.clock.micro_batches)
-    return Bounded(schedule, least + draw(st.sampled_from((0, 0, 1, 2, 5, 20))))
+@few
+@given(schedules(delays=st.just(1), bounded=True))
+def test_the_rules_hold_with_a_bound(schedule: Schedule) -> None:
+    """All rules of the engine, staleness never above τ, and the flag of bounded rounds: see :class:`Witness`."""
+    run(schedule, lambda rank: loop(schedule.steps(rank, schedule.batches(rank.rank, 0, 12))))
 
 
-class BoundedWitness(Engine):
-    """An engine with a bound that checks each answer against what it was told alone.
+@few
+@given(schedules(delays=st.just(1), bounded=True))
+def test_epochs_end_with_a_bound(schedule: Schedule) -> None:
+    def program(rank: Witness) -> Program:
+        for number in range(2):
+            yield from epoch(rank, schedule.steps(rank, schedule.batches(rank.rank, number, 40)), rounds=6)
 
-    Attributes:
-        greatest: The greatest staleness that it has had.
-        held: Rounds in which but for a bound the rank would have computed on, so far as it has launched them.
-    """
+    run(schedule, program)
 
-    def __init__(self, bounded: Bounded, rank: int) -> None:
-        schedule = bounded.schedule
-        super().__init__(
-            schedule.size,
-            schedule.clock,
-            rank=rank,
-            min_micro_batches=schedule.min_micro_batches,
-            max_micro_batches=schedule.max_micro_batches,
-            max_staleness=bounded.staleness,
-        )
-        self.greatest = 0
-        self.held: list[bool] = []
-        self.counts: list[int] = []
-        self._unmerged: list[int] = []  # micro-batches of the exchange in flight, if there is one
-        self._count = 0
-        self._held = self._idle = self._is_complete = self._merged_now = False
+
+@few
+@given(schedules(delays=st.just(1), bounded=True, clocks=st.just(SyncClock()), starving=False))
+def test_a_staleness_of_1_never_overlaps(schedule: Schedule) -> None:
+    """τ = 1: no rank computes while its last micro-batch is on its way."""
+    schedule = replace(schedule, max_staleness=1, min_micro_batches=1)
+    done = run(schedule, lambda rank: loop(schedule.steps(rank, schedule.batches(rank.rank, 0, 12))))
+    for rank in done.ranks:
+        assert rank.greatest == 1
+        assert all(len(seen.micro_batches) <= 1 for seen in rank.contributions)
+
+
+@few
+@given(schedules(delays=st.just(1), bounded=True, starving=False), st.integers(1, 6))
+def test_algorithm_2(schedule: Schedule, beta: int) -> None:
+    """CountClock(β) with τ = 2β: exactly β micro-batches a round, and never a bounded round."""
+    schedule = replace(
+        schedule, clock=CountClock(beta), max_staleness=2 * beta, min_micro_batches=1, max_micro_batches=64
+    )
+    done = run(schedule, lambda rank: loop(schedule.steps(rank, schedule.batches(rank.rank, 0, 4 * beta))))
+    counts = np.array([entry.column(Column.MICRO_BATCHES) for entry in done.entries])
+    assert counts.tolist() == [[beta] * schedule.size] * 4 + [[0] * schedule.size]
+    assert max(rank.greatest for rank in done.ranks) <= 2 * beta
+    assert not any(entry.ranks_with(Flag.BOUNDED) for entry in done.entries)

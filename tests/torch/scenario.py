@@ -26,6 +26,7 @@ MODULES = (
     "tests.torch.scenarios_state",
     "tests.torch.scenarios_errors",
     "tests.torch.scenarios_recording",
+    "tests.torch.scenarios_updates",
 )
 
 

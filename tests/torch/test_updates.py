@@ -18,6 +18,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import horovod_abs.torch as hvd
+from horovod_abs.bench.storages import LiveStorages
 from horovod_abs.bench.virtual import VirtualRank, VirtualTraining
 from horovod_abs.core.clocks import Clock, CountClock, IntervalClock, SyncClock, TargetBatchClock
 from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
@@ -224,7 +226,7 @@ class Run:
     def check_replay(self, tolerance: float = 1e-10, rounds: int | None = None) -> None:
         """The central model after every round (or the first few) is that of the replay."""
         _, history = self.replayed()
-        assert len(history) == len(self.entries) > 4
+        assert len(history) == len(self.entries) > 2
         for number, (mine, expected) in enumerate(zip(self.payloads[0].central, history, strict=True)):
             if rounds is None or number < rounds:
                 assert (mine - expected).abs().max() <= tolerance, f"round {number}"
@@ -535,7 +537,7 @@ def test_half_precision_models_have_a_central_model_in_single(dtype: torch.dtype
     training.run(lambda rank: rank.micro_batches < 30)
     payload: Any = ranks[0].payload
     assert payload._central.views[0].dtype is torch.float32
-    assert payload.central[-1].item() == pytest.approx(1 + 10 * unit, rel=1e-6)
+    assert payload.central[-1].item() == pytest.approx(1 + 10 * unit, rel=1e-5)
     assert ranks[0].model.weight.item() == 1 + 10 * unit
 
 
@@ -569,3 +571,44 @@ def test_averaged_state_is_not_compressed() -> None:
     options = Options(Scaling(), compression=Compression.fp16)
     with pytest.raises(ValueError, match="average_state=True with compression"):
         Run(Setting(1, ModelUpdates(average_state=True), options=options))
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("single_rank")
+@pytest.mark.parametrize(
+    ("make", "exchange", "copies"),
+    [
+        (momentum, ModelUpdates(4), 3),
+        (adam, ModelUpdates(4), 3),
+        (adam, ModelUpdates(4, average_state=True), 5),
+        (momentum, ModelUpdates(4, outer=outer_sgd(lr=0.7, momentum=0.9, nesterov=True)), 4),
+    ],
+)
+def test_three_copies_of_the_model(make: MakeOptimizer, exchange: ModelUpdates, copies: int) -> None:
+    """Central model, start and update; the outer optimizer's momentum comes on top, and so do averaged moments."""
+    model = torch.nn.Linear(500, 500)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    x = torch.ones(2, 500)
+
+    def train(optimizer: Any, steps: int = 9) -> None:
+        for number in range(steps):
+            optimizer.zero_grad()
+            (model(x) ** 2).mean().backward()
+            optimizer.step(**({"samples": 2} if isinstance(optimizer, hvd.DistributedOptimizerMixin) else {}))
+            if number == 4 and isinstance(optimizer, hvd.DistributedOptimizerMixin):
+                optimizer.synchronize()
+
+    plain = make(model)
+    with LiveStorages() as storages:
+        train(plain)
+        plain.zero_grad()
+        kept, peak = storages.live, storages.peak
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), exchange=exchange, clock=CountClock(2))
+        storages.mark()
+        train(optimizer)
+        optimizer.synchronize()
+        kept, peak = storages.live - kept, storages.peak - peak
+    assert kept / size == pytest.approx(copies, abs=0.01)
+    assert peak / size < copies + 0.01, "nor more for a moment"

@@ -1,0 +1,1 @@
+"""Measures what the package promises, as ratios within one run."""

@@ -1,0 +1,121 @@
+"""Starts ranks with horovodrun from a Python program, and passes on what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+Controller = Literal["mpi", "gloo"]
+
+_PREFIX = re.compile(r"^\[(?:\d+,)?(?P<rank>\d+)\]<(?:stdout|stderr)>: ?")
+_BAR = re.compile(r"\d+%\|.*\|")
+_KEPT_LINES = 40
+
+
+class LaunchError(RuntimeError):
+    """The ranks could not be started, or one of them has failed."""
+
+
+def environment(ranks: int, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What to start horovodrun with, so that it finds its MPI and is quiet.
+
+    Args:
+        ranks: How many will run on this machine.
+        base: What to add to; by default this program's own environment.
+    """
+    result = dict(os.environ if base is None else base)
+    scripts = str(Path(sys.executable).parent)
+    if scripts not in result.get("PATH", "").split(os.pathsep):
+        result["PATH"] = os.pathsep.join(filter(None, [scripts, result.get("PATH")]))
+    result.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    if ranks > (os.cpu_count() or 1):
+        result.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # ranks that wait would take the processors from others
+    return result
+
+
+def command_line(ranks: int, module: str, arguments: Sequence[str], controller: Controller | None) -> list[str]:
+    """The horovodrun command that starts ``python -m module`` on so many ranks.
+
+    Raises:
+        LaunchError: there is no horovodrun.
+    """
+    horovodrun = shutil.which("horovodrun", path=environment(ranks)["PATH"])
+    if horovodrun is None:
+        raise LaunchError("horovodrun was not found: install Horovod with `horovod-abs install-horovod`")
+    choice = [] if controller is None else [f"--{controller}"]
+    return [horovodrun, "-np", str(ranks), *choice, sys.executable, "-m", module, *arguments]
+
+
+def run_ranks(
+    ranks: int,
+    module: str,
+    arguments: Sequence[str] = (),
+    *,
+    controller: Controller | None = None,
+    show: Callable[[str], None] | None = None,
+) -> None:
+    """Run ``python -m module`` on so many ranks of this machine, until all have ended.
+
+    Args:
+        ranks: How many.
+        module: What to run.
+        arguments: Of the module.
+        controller: Horovod's; by default the one that horovodrun chooses.
+        show: Gets each line that a rank prints, without its prefix; :class:`Screen` by default. What horovodrun itself
+            has to say is shown only if it fails.
+
+    Raises:
+        LaunchError: horovodrun is missing, or has failed; with the last lines that it printed.
+    """
+    command = command_line(ranks, module, arguments, controller)
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    show = Screen() if show is None else show
+    with subprocess.Popen(
+        command,
+        env=environment(ranks),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for raw in process.stdout:
+                line, from_rank = _PREFIX.subn("", raw.rstrip("\n"))
+                last.append(line)
+                if from_rank:
+                    show(line)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        raise LaunchError(
+            f"{' '.join(command)}\nended with exit status {process.returncode}. The last that it printed:\n"
+            + "\n".join(f"  {line}" for line in last)
+        )
+
+
+class Screen:
+    """Prints what ranks print; on a terminal a progress bar redraws itself in place."""
+
+    def __init__(self) -> None:
+        self._in_place = sys.stdout.isatty()
+        self._bar_shown = False
+
+    def __call__(self, line: str) -> None:
+        """Print one line."""
+        is_bar = _BAR.search(line) is not None
+        before = "\r\x1b[K" if self._in_place and self._bar_shown and is_bar else "\n" if self._bar_shown else ""
+        after = "" if self._in_place and is_bar else "\n"
+        self._bar_shown = self._in_place and is_bar
+        sys.stdout.write(before + line + after)
+        sys.stdout.flush()

@@ -1,0 +1,131 @@
+"""What each rank of the utilisation benchmark runs, given a setting and a file for rank 0 to write to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import horovod.torch as plain_horovod
+import torch
+from torch import nn
+
+import horovod_abs.torch as hvd
+from horovod_abs import options
+from horovod_abs.bench.utilisation import MICRO_BATCH, Setting
+from horovod_abs.driver import RoundRecord
+from horovod_abs.emulate import Pace
+from horovod_abs.observe.progress import open_bar
+from horovod_abs.observe.stopwatch import Stopwatch
+from horovod_abs.observe.summary import Summary, summarise, summarise_totals
+
+_LAYERS = 4
+_LEARNING_RATE = 1e-3
+
+
+class Device:
+    """One rank's emulated device, with a model of its own.
+
+    A micro-batch really computes on one sample, and counts as 16: its gradient has the full size, while the arithmetic,
+    which a GPU would take off the processor, is emulated by sleeping.
+
+    Args:
+        setting: What is measured.
+        pace: Of this rank.
+    """
+
+    def __init__(self, setting: Setting, pace: Pace) -> None:
+        width = max(round((setting.parameters / _LAYERS) ** 0.5 - 0.5), 1)  # width · (width + 1) parameters a layer
+        self.model = nn.Sequential(*(nn.Linear(width, width) for _ in range(_LAYERS)))
+        self.sample = torch.randn(1, width)
+        self._pace = pace
+
+    def sgd(self) -> torch.optim.SGD:
+        """What a user would wrap."""
+        return torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
+
+    def compute(self, sample: torch.Tensor) -> None:
+        """A forward and backward pass that takes the emulated time."""
+        with self._pace:
+            self.model(sample).square().mean().backward()
+
+
+def synchronous(setting: Setting, device: Device, advance: Callable[[], object]) -> Summary:
+    """Horovod's own optimizer with equal batches."""
+    optimizer = plain_horovod.DistributedOptimizer(device.sgd(), named_parameters=device.model.named_parameters())
+    computing = Stopwatch()
+    began = computed = 0.0
+    hvd.barrier()
+    for step in range(setting.warmup_rounds + setting.synchronous_rounds):
+        if step == setting.warmup_rounds:
+            began, computed = perf_counter(), computing.seconds
+        optimizer.zero_grad()
+        with computing:
+            device.compute(device.sample)
+        optimizer.step()
+        advance()
+    mine = torch.tensor([perf_counter() - began, computing.seconds - computed], dtype=torch.float64)
+    by_rank = hvd.allgather(mine.unsqueeze(0), name="synchronous")
+    return summarise_totals(
+        [float(MICRO_BATCH * setting.synchronous_rounds)] * setting.ranks,
+        by_rank[:, 1].tolist(),
+        float(by_rank[0, 0]),
+        rounds=setting.synchronous_rounds,
+        ideal=setting.ideal,
+    )
+
+
+def adaptive(setting: Setting, device: Device, advance: Callable[[], object]) -> Summary:
+    """ABS-SGD."""
+    optimizer = hvd.DistributedOptimizer(
+        device.sgd(),
+        named_parameters=device.model.named_parameters(),
+        exchange=options.exchange(setting.exchange),
+        clock=options.clock(setting.clock),
+    )
+    optimizer.on_merge(advance)
+    hvd.barrier()
+    endless = itertools.repeat(device.sample)
+    for sample in optimizer.epoch(endless, rounds=setting.warmup_rounds + setting.rounds + 1):
+        optimizer.zero_grad()
+        device.compute(sample)
+        optimizer.step(samples=MICRO_BATCH)
+    return window(list(optimizer.history), setting)
+
+
+def window(history: Sequence[RoundRecord], setting: Setting) -> Summary:
+    """Sum up the rounds between the warm-up and the end."""
+    first = setting.warmup_rounds
+    measured = history[first : first + setting.rounds]
+    return summarise(measured, measured[-1].merged_at - history[first - 1].merged_at, ideal=setting.ideal)
+
+
+def main() -> None:
+    """Measure both algorithms in turn; rank 0 writes the summaries."""
+    setting, path = Setting.from_json(sys.argv[1]), Path(sys.argv[2])
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    pace = Pace(1e-3 * setting.micro_batch_ms[hvd.rank()], rank=hvd.rank())
+    repeats: dict[str, list[Summary]] = {"ssgd": [], "abs": []}
+    total = setting.repeats * (2 * setting.warmup_rounds + setting.synchronous_rounds + setting.rounds)
+    parameters = 0
+    with open_bar(total, enabled=hvd.rank() == 0) as bar:
+        for repeat in range(1, setting.repeats + 1):
+            for name, run in (("ssgd", synchronous), ("abs", adaptive)):
+                bar.set_description_str(f"{name} {repeat}/{setting.repeats} ", refresh=False)
+                device = Device(setting, pace)
+                parameters = sum(parameter.numel() for parameter in device.model.parameters())
+                repeats[name].append(run(setting, device, lambda: bar.update(bar.n < total)))
+    late = hvd.allgather(torch.tensor([pace.late]), name="late").tolist()
+    if hvd.rank() == 0:
+        about = {"parameters": parameters, "late_micro_batches": late, "torch": torch.__version__}
+        summaries = {name: [summary.to_dict() for summary in of_one] for name, of_one in repeats.items()}
+        path.write_text(json.dumps({"repeats": summaries, "about": about}))
+
+
+if __name__ == "__main__":
+    main()

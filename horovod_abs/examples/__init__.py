@@ -1,0 +1,1 @@
+"""Scripts for horovodrun, each runnable with ``python -m``."""

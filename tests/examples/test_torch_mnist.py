@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from horovod_abs.bench.launch import run_ranks
+from horovod_abs.core.clocks import CountClock, SyncClock
+from horovod_abs.examples import torch_mnist
+from horovod_abs.observe.results import Result
+from horovod_abs.torch import Gradients
+
+
+def train(path: Path, *arguments: str, ranks: int = 4) -> tuple[Result, list[str]]:
+    lines: list[str] = []
+    command = [*arguments, "--json", str(path)]
+    run_ranks(ranks, "horovod_abs.examples.torch_mnist", command, controller="mpi", show=lines.append)
+    return Result.read(path), lines
+
+
+@pytest.mark.ranks
+def test_four_ranks_of_unequal_speed_learn_and_hardly_ever_wait(tmp_path: Path) -> None:
+    speeds = ("--speeds", "1,1,0.5,0.25", "--base-ms", "10", "--micro-batch", "8", "--eval-every", "0.5")
+    result, lines = train(tmp_path / "abs.json", *speeds, "--epochs", "5", "--lr", "0.1", "--target-accuracy", "0.5")
+    assert result.curve[-1].accuracy > 0.8
+    assert result.curve[0].accuracy < result.curve[-1].accuracy
+    assert result.curve[-1].samples >= 5 * 4000
+    assert result.summary.share_of_ideal > 1.3 * 16 / 44  # equal batches reach 16/44 at best
+    fast, also_fast, half, quarter = (rank.samples for rank in result.summary.ranks)
+    assert fast / quarter == pytest.approx(4, rel=0.3)
+    assert also_fast / half == pytest.approx(2, rel=0.3)
+    assert sum(map(sum, result.batches)) == result.summary.samples == result.curve[-1].samples
+    output = "\n".join(lines)
+    assert "epoch 5" in output
+    assert "of ideal, idle" in output
+    assert "idle share" in output
+    assert "test accuracy" in output
+    assert f"time to 50.0%: {result.seconds_to(0.5):.1f} s" in output
+
+
+@pytest.mark.ranks
+def test_plain_horovod_waits_for_the_slowest(tmp_path: Path) -> None:
+    speeds = ("--speeds", "1,0.25", "--base-ms", "8", "--micro-batch", "16")
+    result, _ = train(
+        tmp_path / "plain.json", "--algorithm", "ssgd", *speeds, "--epochs", "9", "--max-seconds", "2", ranks=2
+    )
+    assert result.summary.samples == 4000  # the time is up in the first epoch, which is finished
+    assert result.summary.share_of_ideal <= 2 / 5 + 0.02
+    assert result.summary.ranks[0].idle_share > 0.5
+    assert len(result.batches) == result.summary.rounds == 125
+    assert result.batches[0] == (16.0, 16.0)
+
+
+def test_arguments() -> None:
+    args = torch_mnist.parse_arguments(["--speeds", "1,0.5", "--clock", "count:3", "--exchange", "waiting"])
+    assert args.speeds == (1.0, 0.5)
+    assert args.clock == CountClock(3)
+    assert args.exchange == Gradients(delay=0)
+    assert torch_mnist.parse_arguments([]).clock == SyncClock()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--speeds", "1,x"], "not a list of numbers"),
+        (["--speeds", "1,0"], "must be positive"),
+        (["--clock", "tick"], "not a clock"),
+        (["--epochs", "0"], "whole number of at least 1"),
+        (["--exchange", "mail"], "not an exchange"),
+        (["--algorithm", "adam"], "invalid choice"),
+        (["--algorithm", "ssgd", "--record", "log.jsonl"], "are for --algorithm abs"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        torch_mnist.parse_arguments(arguments)
+    assert message in capsys.readouterr().err
