@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -17,6 +19,7 @@ Controller = Literal["mpi", "gloo"]
 _PREFIX = re.compile(r"^\[(?:\d+,)?(?P<rank>\d+)\]<(?:stdout|stderr)>: ?")
 _BAR = re.compile(r"\d+%\|.*\|")
 _KEPT_LINES = 40
+_PATIENCE_SECONDS = 5.0
 
 
 class LaunchError(RuntimeError):
@@ -86,6 +89,7 @@ def run_ranks(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -95,13 +99,23 @@ def run_ranks(
                 if from_rank:
                     show(line)
         except BaseException:
-            process.terminate()
+            _end(process)
             raise
     if process.returncode:
         raise LaunchError(
             f"{' '.join(command)}\nended with exit status {process.returncode}. The last that it printed:\n"
             + "\n".join(f"  {line}" for line in last)
         )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End horovodrun with the shell and the mpirun that it has become; mpirun then ends the ranks."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_SECONDS)
+            return
 
 
 class Screen:

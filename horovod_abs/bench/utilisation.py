@@ -26,8 +26,6 @@ from horovod_abs import options
 from horovod_abs.bench.launch import Controller, run_ranks
 from horovod_abs.observe.summary import Summary
 
-"""What may be averaged: gradients as published, with either remedy for staleness, or model updates."""
-
 MICRO_BATCH = 16
 """Samples."""
 
