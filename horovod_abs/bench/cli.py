@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -62,7 +63,12 @@ def _exchange(text: str) -> str:
     return text
 
 
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
+
+
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result to this PNG.", dir_okay=False)]
 
 
 @app.command()
@@ -124,6 +130,71 @@ def overhead(
     result = bench.measure(2 if quick else rounds)
     Console().print(bench.to_table(result))
     _write(result, json_file)
+
+
+@app.command()
+def discrepancy(
+    workers: Annotated[
+        Any, typer.Option(parser=_checked(_whole_numbers), metavar="N,N,…", help="Numbers of workers, 2 to 32.")
+    ] = "2,4,8,16,32",
+    staleness: Annotated[
+        Any, typer.Option(parser=_checked(_whole_numbers), metavar="T,T,…", help="Values of the staleness τ.")
+    ] = "1,2,4,8,16,32",
+    seed: Annotated[int, typer.Option(help="Of model, images and micro-batches.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A few of each and fewer steps, in under 20 s.")] = False,
+    plot: PlotFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """How far workers' models are from each other: averaging model updates against delaying gradients."""
+    from horovod_abs.bench import discrepancy as bench
+
+    try:
+        setting = replace(bench.QUICK, seed=seed) if quick else bench.Setting(workers, staleness, seed=seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = bench.measure(setting)
+    Console().print(bench.to_table(result))
+    _write(result, json_file)
+    _save(lambda: bench.draw(result), plot)
+
+
+@app.command()
+def idle(
+    micro_batches: Annotated[
+        Any,
+        typer.Option(
+            parser=_checked(options.positive_numbers), metavar="S,S,…", help="Seconds of a micro-batch of each worker."
+        ),
+    ] = "1,1,1,1",
+    exchange: Annotated[float, typer.Option(help="Seconds of an exchange.")] = 3.0,
+    jitter: Annotated[float, typer.Option(help="Standard deviation of the logarithm of both.")] = 0.1,
+    staleness: Annotated[
+        Any, typer.Option(parser=_checked(_whole_numbers), metavar="T,T,…", help="Values of the staleness τ.")
+    ] = "1,2,3,4,6,8,12,16,24,32",
+    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter runs.")] = False,
+    plot: PlotFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """How much workers wait against the staleness that they may reach, in virtual time with the production engine."""
+    from horovod_abs.bench import idle as bench
+
+    seconds = (bench.QUICK if quick else bench.Setting()).seconds
+    try:
+        setting = bench.Setting(micro_batches, exchange, jitter, staleness, seconds, seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = bench.measure(setting)
+    Console().print(bench.to_table(result))
+    _write(result, json_file)
+    _save(lambda: bench.draw(result), plot)
+
+
+def _save(draw: Callable[[], Any], path: Path | None) -> None:
+    if path is not None:
+        from horovod_abs.observe import plots
+
+        plots.save(draw(), path)
 
 
 def _write(result: Mapping[str, Any], path: Path | None) -> None:

@@ -63,7 +63,7 @@ def train_abs(
                     loss = nn.functional.cross_entropy(model(images), labels)
                     loss.backward()
                 optimizer.step(samples=len(images))
-        optimizer.log(loss=float(loss))
+        optimizer.log(loss=float(loss.detach()))
         if checkpoints:
             checkpoints.save()
         if optimizer.stopped or sampler.epoch >= args.epochs:

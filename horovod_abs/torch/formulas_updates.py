@@ -93,12 +93,12 @@ def compute(
         for rank, micro_batches in zip(ranks, round.micro_batches, strict=True):
             if number == 0 or round.drained:
                 rank.arrive(central)
-            for done, indices in enumerate(micro_batches):
-                if not rank.arrived and rank.in_flight + done >= rules.max_staleness:
-                    rank.arrive(central)
+            rank.wait_at_bound(central, 0)
+            for done, indices in enumerate(micro_batches, start=1):
                 if indices:
                     value = loss(rank.model, indices)
                     rank.step(value, len(indices), round.learning_rates if rank.arrived else rates, len(ranks))
+                rank.wait_at_bound(central, done)
             updates.append(rank.hand_over(central, round, len(updates)))
         central.merge(updates)
         history.append(_copies(central.parameters))
@@ -179,6 +179,12 @@ class _Rank:
         for group, rate in zip(groups, kept, strict=True):
             group["lr"] = rate
         self._steps += 1
+
+    def wait_at_bound(self, central: _Central, done: int) -> None:
+        """With so many micro-batches the rank may do no more, and has too little to hand over."""
+        stale = self.in_flight + done >= self._rules.max_staleness
+        if stale and done < self._rules.min_micro_batches and not self.arrived:
+            self.arrive(central)
 
     def arrive(self, central: _Central) -> None:
         """The central model reaches the rank in mid-round."""

@@ -20,18 +20,19 @@ def train(path: Path, *arguments: str, ranks: int = 4) -> tuple[Result, list[str
 
 @pytest.mark.ranks
 def test_four_ranks_of_unequal_speed_learn_and_hardly_ever_wait(tmp_path: Path) -> None:
-    speeds = ("--speeds", "1,1,0.5,0.25", "--base-ms", "10", "--micro-batch", "8", "--eval-every", "0.5")
-    result, lines = train(tmp_path / "abs.json", *speeds, "--epochs", "5", "--lr", "0.1", "--target-accuracy", "0.5")
-    assert result.curve[-1].accuracy > 0.8
-    assert result.curve[0].accuracy < result.curve[-1].accuracy
-    assert result.curve[-1].samples >= 5 * 4000
+    speeds = ("--speeds", "1,1,0.5,0.25", "--base-ms", "10", "--micro-batch", "4")
+    learning = ("--epochs", "3", "--lr", "0.05", "--momentum", "0.5", "--eval-every", "0.8", "--target-accuracy", "0.5")
+    result, lines = train(tmp_path / "abs.json", *speeds, *learning)
+    assert result.curve[0].accuracy < 0.6
+    assert result.best_accuracy > 0.8
+    assert result.curve[-1].samples >= 3 * 4000
     assert result.summary.share_of_ideal > 1.3 * 16 / 44  # equal batches reach 16/44 at best
     fast, also_fast, half, quarter = (rank.samples for rank in result.summary.ranks)
     assert fast / quarter == pytest.approx(4, rel=0.3)
     assert also_fast / half == pytest.approx(2, rel=0.3)
     assert sum(map(sum, result.batches)) == result.summary.samples == result.curve[-1].samples
     output = "\n".join(lines)
-    assert "epoch 5" in output
+    assert "epoch 3" in output
     assert "of ideal, idle" in output
     assert "idle share" in output
     assert "test accuracy" in output

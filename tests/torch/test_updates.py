@@ -371,6 +371,20 @@ def test_equals_the_formulas(setting: Setting, reduction: str) -> None:
     assert run.staleness <= setting.exchange.max_staleness
 
 
+@pytest.mark.parametrize(("staleness", "least"), [(1, 1), (3, 2), (5, 3)])
+@pytest.mark.parametrize("average_state", [False, True])
+def test_a_round_that_goes_on_after_a_merge_equals_the_formulas(
+    staleness: int, least: int, average_state: bool
+) -> None:
+    """At its greatest staleness with too little to hand over, a rank waits, and goes on from the new central model."""
+    exchange = ModelUpdates(staleness, average_state=average_state)
+    run = Run(Setting(3, exchange, make=momentum, min_micro_batches=least, exchange_seconds=20))
+    run.check_same()
+    run.check_replay()
+    counts = np.array([entry.column(Column.MICRO_BATCHES) for entry in run.entries])
+    assert ((staleness - least < counts) & (counts <= staleness)).any(), "so many in flight leave too few for a round"
+
+
 @pytest.mark.parametrize("make", [sgd, momentum, adam])
 def test_equals_the_formulas_in_single_precision(make: MakeOptimizer) -> None:
     """To 1e-6 over 10 rounds; the order of summation differs, so later rounds drift apart."""
