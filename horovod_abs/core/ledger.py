@@ -84,8 +84,10 @@ class Entry:
 
     def ranks_with(self, flag: Flag) -> tuple[int, ...]:
         """The ranks that raised ``flag``."""
-        flags = self.column(Column.FLAGS).astype(np.int64)
-        return tuple(int(rank) for rank in np.flatnonzero(flags & int(flag)))
+        flags = self.rows[:, Column.FLAGS]
+        if not flags.any():
+            return ()
+        return tuple(rank for rank, raised in enumerate(flags.tolist()) if int(raised) & flag)
 
     def all_raised(self, flag: Flag) -> bool:
         """Whether every rank raised ``flag``."""

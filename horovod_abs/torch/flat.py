@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -22,6 +23,7 @@ class FlatBuffer:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self._forgotten = False
         by_dtype: dict[torch.dtype, list[int]] = {}
         for index, parameter in enumerate(parameters):
             by_dtype.setdefault(_accumulation_dtype(parameter), []).append(index)
@@ -38,6 +40,30 @@ class FlatBuffer:
         """Set all to zero."""
         for flat in self.tensors:
             flat.zero_()
+        self._forgotten = False
+
+    def forget(self) -> None:
+        """Let what it holds count as zero, without a pass over it: the next :meth:`add_` overwrites."""
+        self._forgotten = True
+
+    def recall(self) -> None:
+        """Make sure that it holds what counts."""
+        if self._forgotten:
+            self.zero_()
+
+    @torch.no_grad()
+    def add_(self, gradients: Mapping[int, torch.Tensor], weight: float) -> None:
+        """Add ``weight`` times the gradients of some parameters, by index."""
+        if not self._forgotten:
+            views = [self.views[index] for index in gradients]
+            torch._foreach_add_(views, list(gradients.values()), alpha=weight)
+            return
+        for index, view in enumerate(self.views):
+            if index in gradients:
+                torch.mul(gradients[index], weight, out=view)
+            else:
+                view.zero_()
+        self._forgotten = False
 
     def all_finite(self) -> torch.Tensor:
         """Whether every element is finite: a boolean tensor without dimensions, on the buffer's device.
@@ -45,10 +71,10 @@ class FlatBuffer:
         A sum is finite only if all its terms are, and costs one pass. Where it is not, it may have overflowed, so
         the terms are looked at one by one.
         """
-        finite = torch.stack([torch.isfinite(flat.sum()) for flat in self.tensors]).all()
-        if finite.device.type == "cpu" and not finite:
-            return torch.stack([torch.isfinite(flat).all() for flat in self.tensors]).all()
-        return finite
+        if self.tensors[0].device.type == "cpu":
+            finite = all(math.isfinite(flat.sum()) or bool(torch.isfinite(flat).all()) for flat in self.tensors)
+            return torch.tensor(finite)
+        return torch.stack([torch.isfinite(flat.sum()) for flat in self.tensors]).all()
 
     def norm(self) -> float:
         """The 2-norm of all elements together."""

@@ -73,14 +73,12 @@ class GradientPayload(ExchangedSum):
                 when the optimizer was made.
         """
         self.refuse_thawed()
-        buffer = self._accumulating()
-        found = [(index, self._strided(p.grad)) for index, p in enumerate(self.parameters) if p.grad is not None]
-        for index, _ in found:
+        found = {index: self._strided(p.grad) for index, p in enumerate(self.parameters) if p.grad is not None}
+        for index in found:
             self._present[index] = 1.0
             self.parameters[index].grad = None
         if found:
-            weight = samples if self._options.loss_reduction == "mean" else 1.0
-            torch._foreach_add_([buffer.views[index] for index, _ in found], [g for _, g in found], alpha=weight)
+            self._accumulating().add_(found, samples if self._options.loss_reduction == "mean" else 1.0)
 
     def _accumulating(self) -> FlatBuffer:
         if self._accumulator is None:
@@ -99,6 +97,7 @@ class GradientPayload(ExchangedSum):
     def launch(self, row: Floats, ledger: Ledger) -> None:
         """Start to sum the accumulator and the ledger over all ranks."""
         buffer, self._accumulator = self._accumulating(), None
+        buffer.recall()
         if self._result is None:
             self._staleness.begin()
         if ledger.rounds % self._options.digest_every == 0:
@@ -140,7 +139,7 @@ class GradientPayload(ExchangedSum):
             self._step(buffer, entry.weight, self._options.scaling.factor(entry.weight, samples_before))
         else:
             self._staleness.before_update([None] * len(self.parameters))
-        buffer.zero_()
+        buffer.forget()
         self._free.append(buffer)
         return finite
 

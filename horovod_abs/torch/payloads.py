@@ -112,23 +112,27 @@ class ExchangedSum:
 
         A buffer that is not finite is dropped by selection: it is set to zero, and its weight too.
         """
-        mine = torch.from_numpy(np.concatenate([row, present])).to(self._device)
-        if row[Column.WEIGHT] > 0:
-            finite = buffer.all_finite()
-            dropped = mine.clone()
-            dropped[[Column.WEIGHT, *range(len(Column), len(mine))]] = 0.0
-            dropped[Column.FLAGS] += float(Flag.NONFINITE)
-            mine = torch.where(finite, mine, dropped)
-            if self._device.type != "cpu":
-                for flat in buffer.tensors:
-                    flat.masked_fill_(~finite, 0.0)
-            elif not finite:
-                buffer.zero_()
         columns, ranks = len(Column), self._wire.size * len(Column)
-        self._ledger = torch.zeros(ranks + len(mine) - columns, dtype=torch.float64, device=self._device)
+        ledger = np.zeros(ranks + len(present))
+        mine = ledger[self._wire.rank * columns :][:columns]
+        mine[:], ledger[ranks:] = row, present
+        finite = buffer.all_finite() if row[Column.WEIGHT] > 0 else None
+        if finite is not None and self._device.type == "cpu" and not finite:
+            mine[Column.WEIGHT], ledger[ranks:] = 0.0, 0.0
+            mine[Column.FLAGS] += float(Flag.NONFINITE)
+            buffer.zero_()
+        self._ledger = torch.from_numpy(ledger).to(self._device)
         self._mine = self._ledger[self._wire.rank * columns :][:columns]
-        self._mine.copy_(mine[:columns])
-        self._ledger[ranks:] = mine[columns:]
+        if finite is not None and self._device.type != "cpu":
+            self._drop_on_device(finite, buffer)
+
+    def _drop_on_device(self, finite: torch.Tensor, buffer: FlatBuffer) -> None:
+        """The same without asking the device, which would wait for it."""
+        for flat in buffer.tensors:
+            flat.masked_fill_(~finite, 0.0)
+        self._mine[Column.WEIGHT] *= finite
+        self._mine[Column.FLAGS] += float(Flag.NONFINITE) * ~finite
+        self._ledger[self._wire.size * len(Column) :] *= finite
 
     def _scale_for_wire(self, buffer: FlatBuffer, expected_weight: float) -> None:
         """Divide the sum by what keeps it within range on the wire; it is multiplied back when applied."""

@@ -144,7 +144,8 @@ class UpdatePayload(ExchangedSum):
         torch._foreach_copy_(self._start.views, self._central.views)
         torch._foreach_add_(self._start.views, updates)
         torch._foreach_copy_(self.parameters, self._start.views)
-        torch._foreach_copy_(self._start.views, self.parameters)  # half-precision parameters have rounded
+        if any(parameter.dtype != view.dtype for parameter, view in zip(self.parameters, updates, strict=True)):
+            torch._foreach_copy_(self._start.views, self.parameters)  # half-precision parameters have rounded
 
     @torch.no_grad()
     def apply(self, entry: Entry, samples_before: float) -> bool:
