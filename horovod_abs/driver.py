@@ -198,7 +198,7 @@ class Driver:
         self.log = Log()
         self.batch_size: int | None = None
         self._announcer = announcer
-        self._ticker = ticker
+        self._ticker = ticker if engine.clock.interval is not None else None  # to look for ticks takes MPI's lock
         self._scheduled = -1
         self._commands: deque[Flag] = deque()
         self._timeout = exchange_timeout

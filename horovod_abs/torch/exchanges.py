@@ -64,13 +64,17 @@ class ModelUpdates:
     today's terms DiLoCo with eager updates (arXiv 2311.08105, 2502.12996), here driven by a clock and weighted. At
     an outer learning rate of 1 without momentum it is the paper's rule.
 
+    Besides the model there are three copies of its size: the central model, the model that the round started from, and
+    the update in flight. ``clip_grad_norm`` clips each micro-batch's own gradient.
+
     Args:
-        max_staleness: τ: a rank waits when it has taken so many steps that are not in the central model it has seen.
+        max_staleness: τ: a rank waits when it has taken so many steps that are not in the central model it has seen;
+            at least ``min_micro_batches``, and at least n of a ``CountClock(n)``.
         weighting: ``"samples"`` weighs each rank's update by its samples in the round; ``"workers"`` is the paper's
             plain mean over the ranks that took a step.
         average_state: At each merge replace what the user's optimizer keeps for each parameter (momentum, Adam's
-            moments) by its mean over ranks, as it was a round ago; costs as much memory again. Otherwise it stays
-            each rank's own, which has served better wherever we tried.
+            moments) by its mean over ranks, as it was a round ago; costs as much memory as that state. Otherwise it
+            stays each rank's own, in checkpoints too.
         outer: Makes the outer optimizer from a list of tensors, e.g.
             ``functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)``.
 

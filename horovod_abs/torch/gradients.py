@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,12 +17,15 @@ from horovod_abs.torch.payloads import ExchangedSum, Options, learning_rates
 from horovod_abs.torch.staleness import AsPublished, Lookahead, Taylor
 from horovod_abs.torch.wire import Wire
 
+_adder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_abs")
+
 
 class GradientPayload(ExchangedSum):
     """Sums of per-sample gradients, and the number of samples.
 
     Two flat buffers take turns, so that one accumulates while the other is in flight: one buffer more than autograd
-    needs for itself.
+    needs for itself. On CPU a thread adds the gradients up while the next micro-batch is already being computed; on
+    CUDA the device does that by itself.
 
     Args:
         optimizer, update, wire, name, options: See :class:`ExchangedSum`.
@@ -42,6 +46,7 @@ class GradientPayload(ExchangedSum):
 
     def lay_out(self) -> None:
         super().lay_out()
+        self._adding: Future[None] | None = None
         self._accumulator: FlatBuffer | None = None
         self._free: list[FlatBuffer] = []
         self._present = np.zeros(len(self.parameters))
@@ -77,8 +82,20 @@ class GradientPayload(ExchangedSum):
         for index in found:
             self._present[index] = 1.0
             self.parameters[index].grad = None
-        if found:
-            self._accumulating().add_(found, samples if self._options.loss_reduction == "mean" else 1.0)
+        if not found:
+            return
+        weight = samples if self._options.loss_reduction == "mean" else 1.0
+        if self._device.type == "cpu":
+            self._finish_adding()
+            self._adding = _adder.submit(self._accumulating().add_, found, weight)
+        else:
+            self._accumulating().add_(found, weight)
+
+    def _finish_adding(self) -> None:
+        """Wait until the gradients of the last micro-batch are in the accumulator."""
+        adding, self._adding = self._adding, None
+        if adding is not None:
+            adding.result()
 
     def _accumulating(self) -> FlatBuffer:
         if self._accumulator is None:
@@ -96,6 +113,7 @@ class GradientPayload(ExchangedSum):
 
     def launch(self, row: Floats, ledger: Ledger) -> None:
         """Start to sum the accumulator and the ledger over all ranks."""
+        self._finish_adding()
         buffer, self._accumulator = self._accumulating(), None
         buffer.recall()
         if self._result is None:

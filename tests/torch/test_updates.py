@@ -430,6 +430,27 @@ def test_average_state(make: MakeOptimizer, clock: Clock) -> None:
     assert not torch.allclose(flat(plain.training.ranks[0].model), flat(run.training.ranks[0].model))
 
 
+def test_updates_that_overflow_together_are_dropped_by_all() -> None:
+    """Finite on each rank, infinite in sum: nobody is to blame, and everybody forgets that round's steps."""
+
+    def rank() -> VirtualRank:
+        layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(layer.weight)
+        values = iter((-1.0, -3e38, -2.0))
+
+        def gradients() -> float:
+            layer.weight.grad = torch.full_like(layer.weight, next(values))
+            return 1.0
+
+        return VirtualRank(layer, torch.optim.SGD(layer.parameters(), 1.0), gradients, lambda: 1.0)
+
+    ranks = [rank() for _ in range(3)]
+    VirtualTraining(ranks, ModelUpdates(1), CountClock(1), lambda exchange: 1.0).run(lambda r: r.micro_batches < 3)
+    for each in ranks:
+        assert each.model.weight.item() == 3.0
+        assert (each.driver.overflows, each.driver.nonfinite) == (1, [0, 0, 0])
+
+
 # -- what it reduces to ----------------------------------------------------------------------------------------------
 
 
