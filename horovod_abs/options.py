@@ -1,6 +1,7 @@
 """Command-line values, spelled alike by examples and benchmarks.
 
-Each function raises :class:`ValueError` that says what is wanted.
+Each function raises :class:`ValueError` that says what is wanted, and imports what it makes only then: the command
+line's help needs none of it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from horovod_abs.core.clocks import Clock, CountClock, IntervalClock, ReplayClock, SyncClock, TargetBatchClock
-from horovod_abs.observe.runlog import read_run_log
-
 if TYPE_CHECKING:
+    from horovod_abs.core.clocks import Clock
     from horovod_abs.torch.exchanges import Exchange
 
 
@@ -32,6 +31,8 @@ def clock(text: str) -> Clock:
     ``"sync"``, ``"count:N"`` micro-batches, ``"interval:S"`` seconds, ``"target:N"`` samples of all ranks, or
     ``"replay:LOG"`` as in a recorded run.
     """
+    from horovod_abs.core.clocks import CountClock, IntervalClock, ReplayClock, SyncClock, TargetBatchClock
+
     name, _, value = text.partition(":")
     if name == "sync" and not value:
         return SyncClock()
@@ -41,6 +42,8 @@ def clock(text: str) -> Clock:
         number = positive_numbers(value)[0]
         return IntervalClock(number) if name == "interval" else TargetBatchClock(number)
     if name == "replay" and value:
+        from horovod_abs.observe.runlog import read_run_log
+
         return ReplayClock(read_run_log(value).entries)
     raise ValueError(
         f"{text!r} is not a clock: sync, or count:N for N micro-batches, such as count:4, interval:S for S seconds, "
