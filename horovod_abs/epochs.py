@@ -220,6 +220,26 @@ class SharedEpochs:
         self._allocation = None if saved is None else Allocation.from_state_dict(saved)
 
 
+def check_limits(samples: float | None, rounds: int | None) -> None:
+    """Raise :class:`ValueError` unless at most one limit of an epoch is given, and is positive."""
+    if samples is not None and rounds is not None:
+        raise ValueError("an epoch ends by samples= or by rounds=, not by both")
+    for limit in (samples, rounds):
+        if limit is not None and not limit > 0:
+            raise ValueError(f"an epoch needs a positive number of samples or rounds, got {limit!r}")
+
+
+def epoch_batches(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches of ``loader``, begun again whenever they are used up; ends only if there are none."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            return
+
+
 class _Counter:
     """Counts the samples of a rank's batches as they come: all are full but its last one."""
 

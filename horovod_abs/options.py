@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from horovod_abs.core.clocks import Clock
-    from horovod_abs.torch.exchanges import Exchange
+    from horovod_abs.exchanges import Exchange
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
@@ -57,7 +57,7 @@ def exchange(text: str) -> Exchange:
     ``"gradients"`` (as published), ``"taylor"`` or ``"lookahead"`` (gradients with a remedy for the delay),
     ``"waiting"`` (gradients without a delay), or ``"updates"``, with τ as in ``"updates:16"``.
     """
-    from horovod_abs.torch.exchanges import Gradients, ModelUpdates
+    from horovod_abs.exchanges import Gradients, ModelUpdates
 
     name, _, value = text.partition(":")
     if name == "updates" and (not value or value.isdecimal()):

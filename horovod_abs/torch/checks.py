@@ -1,10 +1,8 @@
-"""What is refused, and that all ranks were given the same; found when the optimizer is made, not by a hang."""
+"""What of PyTorch's is refused when the optimizer is made; the rest is in :mod:`horovod_abs.checks`."""
 
 from __future__ import annotations
 
 import gc
-import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,8 +10,7 @@ import horovod.torch as hvd
 import torch
 from horovod.torch.sync_batch_norm import SyncBatchNorm as HorovodSyncBatchNorm
 
-from horovod_abs.errors import Mismatch, name_ranks
-from horovod_abs.torch.wire import Wire
+from horovod_abs.checks import refuse_environment, refuse_keywords
 
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
 
@@ -25,28 +22,12 @@ def refuse_unsupported(optimizer: torch.optim.Optimizer, keywords: Mapping[str, 
         optimizer: The user's optimizer.
         keywords: ``backward_passes_per_step``, ``op``, ``num_groups`` and ``groups``, as in Horovod.
     """
-    if keywords["backward_passes_per_step"] != 1:
-        raise ValueError(
-            "backward_passes_per_step must be 1: step() is called after every backward pass, and a round accumulates "
-            "by itself. For n passes in a round use clock=CountClock(n)"
-        )
-    if keywords["op"] != hvd.Average:
-        raise ValueError(
-            "op must be hvd.Average: gradients are averaged over samples, so op=Sum, Adasum and the like would change "
-            "their meaning. For a sum multiply the learning rate"
-        )
-    if keywords["num_groups"] or keywords["groups"] is not None:
-        raise ValueError("groups= has nothing to group here: all gradients already travel as one group. Remove it")
+    refuse_keywords(keywords, hvd.Average)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS needs a closure, which cannot be evaluated again after an exchange")
     if hasattr(optimizer, "_rounds"):
         raise ValueError("the optimizer is already distributed: wrap the plain torch optimizer, once")
-    for name, remedy in (
-        ("HOROVOD_AUTOTUNE", "it changes how sums are fused, so ranks and runs would differ in the last bits"),
-        ("HOROVOD_ELASTIC", "elastic training is not supported yet; start the run without it"),
-    ):
-        if os.environ.get(name, "0") not in ("", "0"):
-            raise ValueError(f"{name} is set: {remedy}. Unset it")
+    refuse_environment()
     parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
     refuse_sync_batch_norm(parameters)
 
@@ -104,29 +85,3 @@ def describe_parameters(optimizer: torch.optim.Optimizer, names: Mapping[int, st
         for group in optimizer.param_groups
         for p in group["params"]
     )
-
-
-def check_same_on_all_ranks(given: Mapping[str, str], wire: Wire, name: str, timeout: float) -> None:
-    """Compare what the ranks were given; every rank calls it.
-
-    Args:
-        given: What is compared, in words, e.g. ``{"clock": "SyncClock()"}``; the same keys on every rank.
-        wire: Between the ranks that compare.
-        name: Name of the exchange.
-        timeout: Seconds to wait for the other ranks.
-
-    Raises:
-        Mismatch: not all are the same; names the ranks and what differs.
-        ExchangeTimeout: not every rank came.
-    """
-    digests = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") for text in given.values()]
-    everyone = wire.gather(digests, f"{name}.check", timeout)
-    for column, (what, text) in enumerate(given.items()):
-        others = [rank for rank, row in enumerate(everyone) if row[column] != everyone[0][column]]
-        if others:
-            raise Mismatch(
-                wire.rank,
-                f"{name_ranks(others)} made DistributedOptimizer with other {what} than rank 0 "
-                f"(here: {text if len(text) < 500 else text[:500] + ' …'})",
-                "Give every rank the same model, options and clock",
-            )

@@ -1,14 +1,14 @@
-"""Batches for an epoch: how long it is, how it repeats, and how many samples a batch holds."""
+"""Batches for an epoch: how long it is, and how many samples a batch holds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-Batch = TypeVar("Batch")
+from horovod_abs.epochs import check_limits
 
 
 def epoch_length(loader: Iterable[Any], samples: float | None, rounds: int | None) -> float:
@@ -18,11 +18,7 @@ def epoch_length(loader: Iterable[Any], samples: float | None, rounds: int | Non
         ValueError: no length can be found, both were given, or the loader hands out batches in another order than
             it draws them.
     """
-    if samples is not None and rounds is not None:
-        raise ValueError("an epoch ends by samples= or by rounds=, not by both")
-    for limit in (samples, rounds):
-        if limit is not None and not limit > 0:
-            raise ValueError(f"an epoch needs a positive number of samples or rounds, got {limit!r}")
+    check_limits(samples, rounds)
     if getattr(loader, "in_order", True) is False:
         raise ValueError("the loader has in_order=False: samples could not be counted exactly. Use in_order=True")
     if rounds is not None:
@@ -35,17 +31,6 @@ def epoch_length(loader: Iterable[Any], samples: float | None, rounds: int | Non
         raise ValueError(
             "the loader's data set has no length: say where the epoch ends with epoch(loader, samples=…) or rounds=…"
         ) from None
-
-
-def epoch_batches(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches of ``loader``, begun again whenever they are used up; ends only if there are none."""
-    while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty:
-            return
 
 
 def count_samples(batch: Any) -> int:

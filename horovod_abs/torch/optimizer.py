@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import itertools
 import math
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -18,27 +16,23 @@ import torch
 from horovod.torch.compression import Compression
 from horovod.torch.optimizer import _DistributedOptimizer
 
-from horovod_abs import mpi
 from horovod_abs.core.clocks import Clock, SyncClock
-from horovod_abs.core.engine import Engine
-from horovod_abs.core.ledger import Floats
-from horovod_abs.core.scaling import Rule, Scaling
-from horovod_abs.driver import Driver, RoundRecord
+from horovod_abs.core.scaling import Rule
+from horovod_abs.epochs import epoch_batches
 from horovod_abs.errors import ExchangeFailed
-from horovod_abs.rollcall import RollCall
+from horovod_abs.exchanges import Exchange, Gradients, ModelUpdates
+from horovod_abs.rounds import Identity, Rounds, RoundsMixin, open_rounds, rounds_of, scaling_for
 from horovod_abs.torch import checks
-from horovod_abs.torch.data import count_samples, epoch_batches, epoch_length
-from horovod_abs.torch.exchanges import Exchange, Gradients, ModelUpdates
+from horovod_abs.torch.data import count_samples, epoch_length
 from horovod_abs.torch.gradients import GradientPayload
 from horovod_abs.torch.payloads import Options
 from horovod_abs.torch.record import open_recorder
-from horovod_abs.torch.sampler import AdaptiveSampler, adaptive_sampler_of
-from horovod_abs.torch.timing import Timer, timer_for
+from horovod_abs.torch.sampler import adaptive_sampler_of
+from horovod_abs.torch.timing import timer_for
 from horovod_abs.torch.updates import UpdatePayload
-from horovod_abs.torch.wire import HorovodWire, Wire, open_wire
+from horovod_abs.torch.wire import open_wire
 
 Batch = TypeVar("Batch")
-_made: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # process set -> numbers of its optimizers
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -124,16 +118,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
             "groups": groups,
         },
     )
-    if loss_reduction not in ("mean", "sum"):
-        raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
-    if digest_every < 1:
-        raise ValueError(f"digest_every must be at least 1, got {digest_every!r}")
-    if clip_grad_norm is not None and not clip_grad_norm > 0:
-        raise ValueError(f"clip_grad_norm must be positive, got {clip_grad_norm!r}")
-    if not (gradient_predivide_factor > 0 and math.isfinite(gradient_predivide_factor)):
-        raise ValueError(f"gradient_predivide_factor must be positive, got {gradient_predivide_factor!r}")
     options = Options(
-        scaling=_scaling(exchange, lr_scaling, reference_batch_size, warmup_samples, warmup_steps),
+        scaling=scaling_for(exchange, lr_scaling, reference_batch_size, warmup_samples, warmup_steps),
         compression=compression,
         clip_grad_norm=clip_grad_norm,
         loss_reduction=loss_reduction,
@@ -143,126 +129,43 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     )
     names = checks.check_names(optimizer, named_parameters)
     wire = open_wire(process_set)
-    engine = Engine(
-        wire.size,
-        clock,
-        rank=wire.rank,
-        delay=exchange.delay,
-        min_micro_batches=min_micro_batches,
-        max_micro_batches=max_micro_batches,
-        max_staleness=exchange.max_staleness,
-    )
     self = _of_both_classes(optimizer)
-    number = next(_made[process_set.process_set_id])
-    name = f"horovod_abs.{process_set.process_set_id}.{number}"
+    identity = Identity.next(process_set)
+    step = functools.partial(type(optimizer).step, self)
     payload: GradientPayload | UpdatePayload
     if isinstance(exchange, ModelUpdates):
-        payload = UpdatePayload(self, lambda: type(optimizer).step(self), wire, name, exchange, options)
+        payload = UpdatePayload(self, step, wire, identity.name, exchange, options)
     else:
-        payload = GradientPayload(self, lambda: type(optimizer).step(self), wire, name, exchange, options)
-    announcer = ticker = None
-    if isinstance(wire, HorovodWire):
-        ranks = process_set.ranks or range(wire.size)
-        identity = process_set.process_set_id * 1_000_000 + number
-        announcer = RollCall(identity, wire.rank, ranks)
-        control = mpi.control_plane()
-        ticker = mpi.Ticker(control, identity, wire.rank, ranks) if control else None
-    driver = Driver(
-        engine,
+        payload = GradientPayload(self, step, wire, identity.name, exchange, options)
+    rounds = self._rounds = open_rounds(
+        identity,
         payload,
-        rank=wire.rank,
-        announcer=announcer,
-        ticker=ticker,
-        exchange_timeout=exchange_timeout,
-    )
-    self._rounds = _Rounds(
-        driver=driver,
-        payload=payload,
+        wire,
+        process_set,
         user_class=type(optimizer),
         timer=timer_for(payload.parameters[0].device),
-        announcer=announcer,
-        names=names,
-        given={
-            "exchange": repr(exchange),
-            "clock": repr(clock),
-            "options": f"{type(optimizer).__name__} {_describe(options)} min_micro_batches={min_micro_batches} "
-            f"max_micro_batches={max_micro_batches} exchange_timeout={exchange_timeout}",
-        },
-        wire=wire,
-        name=name,
-        timeout=exchange_timeout,
-        process_set=process_set,
+        exchange=exchange,
+        clock=clock,
+        options=options,
+        min_micro_batches=min_micro_batches,
+        max_micro_batches=max_micro_batches,
+        exchange_timeout=exchange_timeout,
     )
-    self._rounds.check_same(self)
+    self._names = names
+    rounds.check_same(checks.describe_parameters(self, names))
     if record is not None and wire.rank == 0 and process_set.included():
-        described = asdict(replace(options, compression=_name_of(options.compression)))
+        described = asdict(options.named())
         described.update(min_micro_batches=min_micro_batches, max_micro_batches=max_micro_batches)
-        driver.log = open_recorder(record, driver, self, names, exchange, clock, described)
+        rounds.driver.log = open_recorder(record, rounds.driver, self, names, exchange, clock, described)
     _living.add(self)
     return self
 
 
-def _scaling(
-    exchange: Exchange, rule: Rule, reference: float | None, warmup_samples: float, warmup_steps: int
-) -> Scaling:
-    if not isinstance(exchange, ModelUpdates):
-        if warmup_steps:
-            raise ValueError("warmup_steps= is for ModelUpdates: with Gradients use warmup_samples=")
-        return Scaling(rule, reference, warmup_samples)
-    if reference is not None or warmup_samples:
-        raise ValueError(
-            "reference_batch_size= and warmup_samples= are for Gradients: with ModelUpdates the learning rate is "
-            "scaled by the number of ranks, and phased in over warmup_steps="
-        )
-    return Scaling(rule, 1.0, warmup_steps)
-
-
-@dataclass
-class _Rounds:
-    """All that ``DistributedOptimizer`` adds to the user's optimizer, in one attribute of it."""
-
-    driver: Driver
-    payload: GradientPayload | UpdatePayload
-    user_class: type[torch.optim.Optimizer]
-    timer: Timer
-    announcer: RollCall | None
-    names: dict[int, str]
-    given: dict[str, str]
-    wire: Wire
-    name: str
-    timeout: float
-    process_set: Any
-    samplers: list[AdaptiveSampler] = field(default_factory=list)
-    epoch: weakref.ref[Generator[Any, None, None]] | None = None
-    buffers_averaged_at: Floats | float = 0.0
-
-    def check_same(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise :class:`Mismatch` if another rank has another model or other options."""
-        given = {"parameters": checks.describe_parameters(optimizer, self.names), **self.given}
-        checks.check_same_on_all_ranks(given, self.wire, self.name, self.timeout)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a run needs to go on, besides the state of the user's optimizer."""
-        return {
-            **self.driver.engine.state_dict(),
-            "payload": self.payload.state_dict(),
-            "samplers": [sampler.state_dict() for sampler in self.samplers],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
-        self.driver.engine.load_state_dict(state)
-        self.driver.log.restarted()
-        self.payload.load_state_dict(state["payload"])
-        self.buffers_averaged_at = self.driver.engine.ledger.weight.copy()
-        for sampler, sampler_state in zip(self.samplers, state["samplers"], strict=False):
-            sampler.load_state_dict(sampler_state)
-
-
-class DistributedOptimizerMixin(_DistributedOptimizer):
+class DistributedOptimizerMixin(RoundsMixin, _DistributedOptimizer):
     """What an optimizer made by :func:`DistributedOptimizer` can do besides what its own class can."""
 
-    _rounds: _Rounds
+    _rounds: Rounds
+    _names: dict[int, str]
 
     # -- the training loop -----------------------------------------------------------------------------------------
 
@@ -281,7 +184,7 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
             ValueError: a closure; a number of samples that is missing, negative or not finite; a sparse gradient.
             ExchangeTimeout, ExchangeFailed, Mismatch: the exchange did not work out; names rank, cause and remedy.
         """
-        rounds = _rounds_of(self)
+        rounds = rounds_of(self)
         seconds = rounds.timer.stop()
         if closure is not None:
             raise ValueError("step() takes no closure: it could not be evaluated again after the exchange")
@@ -327,10 +230,8 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
             ValueError: no length can be found, or the loader reorders batches (``in_order=False``).
             Mismatch: the ranks' samplers differ.
         """
-        state = _rounds_of(self)
-        before = state.epoch() if state.epoch else None
-        if before is not None:  # left by break, while something still holds it, such as a progress bar
-            before.close()
+        state = rounds_of(self)
+        state.close_epoch_before()
         sampler = adaptive_sampler_of(loader)
         if sampler is not None:
             if samples is not None or rounds is not None:
@@ -341,85 +242,7 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
             batches = state.driver.epoch(
                 epoch_batches(loader), count_samples, drawn=drawn, rounds=math.inf if rounds is None else rounds
             )
-        epoch = self._timed(batches)
-        state.epoch = weakref.ref(epoch)
-        return epoch
-
-    def _timed(self, batches: Iterator[Batch]) -> Generator[Batch, None, None]:
-        _rounds_of(self).timer.start()
-        yield from batches
-
-    def synchronize(self) -> None:
-        """Exchange what is pending and wait until all ranks have closed; a loop without ``epoch`` must end with it.
-
-        Every rank must call it.
-        """
-        rounds = _rounds_of(self)
-        rounds.driver.close()
-        for sampler in rounds.samplers:
-            sampler.epochs.settle()
-        rounds.timer.start()
-
-    def log(self, **values: float | str) -> None:
-        """Write numbers or text into the run log, with the time and the samples seen: ``log(accuracy=0.9)``.
-
-        Any rank may call it; only the first one's is written, and only with ``record=``.
-
-        Raises:
-            TypeError: a value is neither a number nor text.
-        """
-        _rounds_of(self).driver.log.event(values)
-
-    def on_merge(self, callback: Callable[[], object]) -> Callable[[], object]:
-        """Call ``callback`` after each global update, in ``step`` or outside, e.g. ``scheduler.step``."""
-        _rounds_of(self).driver.on_merge.append(callback)
-        return callback
-
-    @contextmanager
-    def authoritative(self) -> Iterator[None]:
-        """While inside, the model has the parameters that all ranks share, and the others know that this rank is busy.
-
-        For evaluation, and for saving ``model.state_dict()``.
-        """
-        rounds = _rounds_of(self)
-        launches = rounds.driver.engine.launches
-        if rounds.announcer:
-            rounds.announcer.announce(launches, busy=True)
-        try:
-            with rounds.payload.authoritative():
-                yield
-        finally:
-            if rounds.announcer:
-                rounds.announcer.announce(launches, busy=False)
-            rounds.timer.start()
-
-    # -- what has happened -----------------------------------------------------------------------------------------
-
-    @property
-    def samples_seen(self) -> float:
-        """Samples that entered the model so far, over all ranks."""
-        return float(_rounds_of(self).driver.engine.ledger.weight.sum())
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run was asked to stop (SIGTERM, with a ``Checkpointer``): no further epoch has batches."""
-        return bool(_rounds_of(self).driver.engine.stopped)
-
-    @property
-    def history(self) -> list[RoundRecord]:
-        """The merged rounds, oldest first."""
-        return list(_rounds_of(self).driver.history)
-
-    @property
-    def last_round(self) -> RoundRecord | None:
-        """The round merged last."""
-        history = _rounds_of(self).driver.history
-        return history[-1] if history else None
-
-    @property
-    def dropped_rounds(self) -> tuple[int, ...]:
-        """Rounds dropped because a rank's gradients were not finite, by rank."""
-        return tuple(_rounds_of(self).driver.nonfinite)
+        return state.timed(batches)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -429,8 +252,8 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
         Raises:
             RuntimeError: something is pending; call ``synchronize()`` first, on every rank.
         """
-        rounds = _rounds_of(self)
-        self._refuse_pending("state_dict()")
+        rounds = rounds_of(self)
+        rounds.refuse_pending("state_dict()")
         state: dict[str, Any] = rounds.user_class.state_dict(self)
         return {**state, "horovod_abs": rounds.state_dict()}
 
@@ -441,8 +264,8 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
             RuntimeError: something is pending.
             ValueError: it was written by another number of ranks.
         """
-        rounds = _rounds_of(self)
-        self._refuse_pending("load_state_dict()")
+        rounds = rounds_of(self)
+        rounds.refuse_pending("load_state_dict()")
         own = {key: value for key, value in state_dict.items() if key != "horovod_abs"}
         if "horovod_abs" in state_dict:
             rounds.load_state_dict(state_dict["horovod_abs"])
@@ -450,18 +273,14 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; every rank must, and nothing may be pending."""
-        rounds = _rounds_of(self)
-        self._refuse_pending("add_param_group()")
+        rounds = rounds_of(self)
+        rounds.refuse_pending("add_param_group()")
         rounds.user_class.add_param_group(self, param_group)
-        known, added = rounds.names, self.param_groups[-1]["params"]
+        known, added = self._names, self.param_groups[-1]["params"]
         group = len(self.param_groups) - 1
-        rounds.names = {**{id(p): f"allreduce.noname.{group}.{j}" for j, p in enumerate(added)}, **known}
+        self._names = {**{id(p): f"allreduce.noname.{group}.{j}" for j, p in enumerate(added)}, **known}
         rounds.payload.lay_out()
-        rounds.check_same(self)
-
-    def _refuse_pending(self, what: str) -> None:
-        if not _rounds_of(self).driver.engine.closed:
-            raise RuntimeError(f"{what} while rounds are pending: call synchronize() first, on every rank")
+        rounds.check_same(checks.describe_parameters(self, self._names))
 
     # -- Horovod's own that would not keep their meaning -----------------------------------------------------------
 
@@ -487,25 +306,6 @@ class DistributedOptimizerMixin(_DistributedOptimizer):
 setattr(DistributedOptimizerMixin.step, "hooked", True)  # torch puts step hooks around the user's own step, not ours  # noqa: B010
 
 
-def _describe(options: Options) -> str:
-    """The options in words that are the same on all ranks: a compressor's own ``repr`` may hold an address."""
-    return repr(replace(options, compression=_name_of(options.compression)))
-
-
-def _name_of(compression: Any) -> str:
-    return str((compression if isinstance(compression, type) else type(compression)).__qualname__)
-
-
-def _rounds_of(optimizer: Any) -> _Rounds:
-    try:
-        return optimizer.__dict__["_rounds"]
-    except KeyError:
-        raise RuntimeError(
-            "this is a copy of a distributed optimizer, without its exchanges: pass a plain optimizer to "
-            "DistributedOptimizer and load its state with load_state_dict"
-        ) from None
-
-
 def _of_both_classes(optimizer: torch.optim.Optimizer) -> Any:
     """An object with the state of ``optimizer`` that is an instance of its class and of Horovod's.
 
@@ -513,7 +313,8 @@ def _of_both_classes(optimizer: torch.optim.Optimizer) -> Any:
     by which ``broadcast_optimizer_state`` knows that it must call the user's ``step``.
     """
     user_class = type(optimizer)
-    own = {name: value for name, value in vars(DistributedOptimizerMixin).items() if not name.startswith("__")}
+    methods = {**vars(RoundsMixin), **vars(DistributedOptimizerMixin)}
+    own = {name: value for name, value in methods.items() if not name.startswith("__")}
     own["__module__"] = _DistributedOptimizer.__module__
     own["__doc__"] = DistributedOptimizerMixin.__doc__
     cls = type(user_class.__name__, (user_class, DistributedOptimizerMixin), own)
@@ -546,7 +347,7 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int, model: torch.nn.Mo
         for parameter, value in zip(parameters, kept, strict=False):
             parameter.copy_(value)
     optimizer.zero_grad()
-    rounds = _rounds_of(optimizer)
+    rounds = rounds_of(optimizer)
     ranks, state = hvd.broadcast_object((rounds.wire.size, rounds.state_dict()), root_rank, name="horovod_abs.state")
     if ranks == rounds.wire.size:  # not a rank outside the root's process set
         rounds.load_state_dict(state)

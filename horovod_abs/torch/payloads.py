@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from horovod.torch.compression import Compression
 
+from horovod_abs import rounds
 from horovod_abs.core.ledger import Column, Flag, Floats
-from horovod_abs.core.scaling import Scaling
 from horovod_abs.torch.flat import FlatBuffer
 from horovod_abs.torch.wire import Wire
 
@@ -22,16 +22,10 @@ FIRST_EXPECTED_WEIGHT = 1024.0
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(rounds.Options):
     """How things are accumulated, sent and applied; see ``DistributedOptimizer``."""
 
-    scaling: Scaling
     compression: Any = Compression.none
-    clip_grad_norm: float | None = None
-    loss_reduction: str = "mean"
-    gradient_predivide_factor: float = 1.0
-    sparse_as_dense: bool = False
-    digest_every: int = 100
 
 
 class ExchangedSum:

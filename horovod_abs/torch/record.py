@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import torch
 
 from horovod_abs.core.clocks import Clock
 from horovod_abs.driver import Driver
+from horovod_abs.exchanges import Exchange, described
 from horovod_abs.observe.recorder import Facts, Recorder
-from horovod_abs.torch.exchanges import Exchange, name_of
 
 
 def open_recorder(
@@ -41,7 +40,7 @@ def open_recorder(
     """
     facts = Facts(
         software={"torch": torch.__version__, "horovod": horovod.__version__},
-        exchange={"name": type(exchange).__name__, **_described(exchange)},
+        exchange=described(exchange),
         clock=repr(clock),
         options=options,
         optimizer=type(optimizer).__name__,
@@ -54,11 +53,6 @@ def open_recorder(
         learning_rates=lambda: [float(group.get("lr", 0.0)) for group in optimizer.param_groups],
         save_parameters=lambda file, rounds: save_parameters(file, rounds, optimizer, names),
     )
-
-
-def _described(exchange: Exchange) -> dict[str, Any]:
-    values = {field.name: getattr(exchange, field.name) for field in fields(exchange)}
-    return {name: name_of(value) if callable(value) else value for name, value in values.items()}
 
 
 def save_parameters(path: Path, rounds: int, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:

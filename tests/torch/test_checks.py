@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import horovod_abs.torch as hvd
+from horovod_abs.checks import check_same_on_all_ranks
 from horovod_abs.torch import checks
 from horovod_abs.torch.wire import LocalWire
 
@@ -136,5 +137,5 @@ def test_the_ranks_that_differ_are_named_with_what_differs(monkeypatch: pytest.M
     with pytest.raises(
         hvd.Mismatch, match="ranks 1, 3 made DistributedOptimizer with other clock than rank 0"
     ) as caught:
-        checks.check_same_on_all_ranks({"exchange": "Gradients()", "clock": "x" * 600}, wire, "name", 1.0)
+        check_same_on_all_ranks({"exchange": "Gradients()", "clock": "x" * 600}, wire, "name", 1.0)
     assert f"(here: {'x' * 500} …)" in str(caught.value)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from horovod_abs.torch.data import count_samples, epoch_batches, epoch_length
+from horovod_abs.epochs import epoch_batches
+from horovod_abs.torch.data import count_samples, epoch_length
 
 DATA = TensorDataset(torch.arange(10.0))
 

@@ -6,7 +6,8 @@ import time
 
 import torch
 
-from horovod_abs.torch.timing import CudaTimer, HostTimer, timer_for
+from horovod_abs.timing import HostTimer
+from horovod_abs.torch.timing import CudaTimer, timer_for
 
 
 def test_the_host_timer_measures_from_start_to_stop() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import horovod_abs.torch as hvd
-from horovod_abs.torch import optimizer as optimizer_module
+from horovod_abs import rounds
 from tests.torch.scenario import Ranks, Scenario, scenarios
 
 PATIENCE_SECONDS = 100
@@ -46,7 +46,7 @@ def main(directory: Path, names: list[str]) -> None:
 def _run(scenario: Scenario, number: int, ranks: Ranks) -> dict[str, Any]:
     faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
     # Whatever the scenario before has left behind, tensor names are new, and the same on all ranks.
-    optimizer_module._made = defaultdict(lambda: itertools.count(10 * number))
+    rounds._made = defaultdict(lambda: itertools.count(10 * number))
     hvd.barrier()
     torch.manual_seed(number)
     began = time.perf_counter()
