@@ -230,6 +230,8 @@ class _Exchange:
 class _Wire:
     """One rank's end of the wire."""
 
+    takes_threads = False
+
     def __init__(self, training: VirtualTraining, rank: int) -> None:
         self.rank = rank
         self.size = len(training.ranks)

@@ -76,6 +76,16 @@ class FlatBuffer:
             return torch.tensor(finite)
         return torch.stack([torch.isfinite(flat.sum()) for flat in self.tensors]).all()
 
+    def bound(self) -> float:
+        """A number that no element exceeds in magnitude; on CPU finite only if every element is, at one pass's cost.
+
+        It is the 2-norm, give or take rounding: infinite where that overflows, and on other devices, which are not
+        asked.
+        """
+        if self.tensors[0].device.type != "cpu":
+            return math.inf
+        return math.sqrt(sum(float(torch.dot(flat, flat)) for flat in self.tensors))
+
     def norm(self) -> float:
         """The 2-norm of all elements together."""
         norms = [torch.linalg.vector_norm(flat).to(torch.float64) for flat in self.tensors]

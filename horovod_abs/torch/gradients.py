@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,15 +16,13 @@ from horovod_abs.torch.payloads import ExchangedSum, Options, learning_rates
 from horovod_abs.torch.staleness import AsPublished, Lookahead, Taylor
 from horovod_abs.torch.wire import Wire
 
-_adder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_abs")
-
 
 class GradientPayload(ExchangedSum):
     """Sums of per-sample gradients, and the number of samples.
 
     Two flat buffers take turns, so that one accumulates while the other is in flight: one buffer more than autograd
-    needs for itself. On CPU a thread adds the gradients up while the next micro-batch is already being computed; on
-    CUDA the device does that by itself.
+    needs for itself. On CPU a thread adds the gradients up and sends the sum while the next micro-batch is already
+    being computed; on CUDA the device does that by itself.
 
     Args:
         optimizer, update, wire, name, options: See :class:`ExchangedSum`.
@@ -46,7 +43,6 @@ class GradientPayload(ExchangedSum):
 
     def lay_out(self) -> None:
         super().lay_out()
-        self._adding: Future[None] | None = None
         self._accumulator: FlatBuffer | None = None
         self._free: list[FlatBuffer] = []
         self._present = np.zeros(len(self.parameters))
@@ -85,17 +81,8 @@ class GradientPayload(ExchangedSum):
         if not found:
             return
         weight = samples if self._options.loss_reduction == "mean" else 1.0
-        if self._device.type == "cpu":
-            self._finish_adding()
-            self._adding = _adder.submit(self._accumulating().add_, found, weight)
-        else:
-            self._accumulating().add_(found, weight)
-
-    def _finish_adding(self) -> None:
-        """Wait until the gradients of the last micro-batch are in the accumulator."""
-        adding, self._adding = self._adding, None
-        if adding is not None:
-            adding.result()
+        self._finish_jobs()  # at most one micro-batch's gradients wait to be added up
+        self._in_background(self._accumulating().add_, found, weight)
 
     def _accumulating(self) -> FlatBuffer:
         if self._accumulator is None:
@@ -113,26 +100,28 @@ class GradientPayload(ExchangedSum):
 
     def launch(self, row: Floats, ledger: Ledger) -> None:
         """Start to sum the accumulator and the ledger over all ranks."""
-        self._finish_adding()
         buffer, self._accumulator = self._accumulating(), None
-        buffer.recall()
+        present, self._present = self._present, np.zeros(len(self.parameters))
         if self._result is None:
             self._staleness.begin()
         if ledger.rounds % self._options.digest_every == 0:
             row[Column.DIGEST] = digest_of(self.parameters)
-        self._pack(row, self._present, buffer)
-        self._present[:] = 0.0
-        self._predict(buffer, ledger)
-        self._send(buffer, ledger.last_weight)
+        self._in_background(self._pack_sum, row, present, buffer)
+        if not self.launches_first:
+            self._finish_jobs()
+            self._predict(buffer, ledger)
+        self._send_in_background(buffer, ledger.last_weight)
+
+    def _pack_sum(self, row: Floats, present: Floats, buffer: FlatBuffer) -> None:
+        buffer.recall()
+        self._pack(row, present, buffer)
 
     def _predict(self, buffer: FlatBuffer, ledger: Ledger) -> None:
         """Let a staleness remedy look ahead with this rank's own mean gradient."""
-        if self.launches_first:
-            return
         weight = float(self._mine[Column.WEIGHT])
         if weight == 0:
             return
-        present = self._ledger[self._wire.size * len(Column) :].tolist()
+        present = self._ledger[self._wire.size * len(Column) : -1].tolist()
         scale = self._clipped(buffer, 1.0 / weight)
         factor = self._options.scaling.factor(ledger.last_weight or weight, float(ledger.weight.sum()))
 
@@ -152,7 +141,7 @@ class GradientPayload(ExchangedSum):
         """
         buffer, self._result = self._result, None
         assert buffer is not None
-        finite = entry.weight == 0 or bool(buffer.all_finite())
+        finite = entry.weight == 0 or self._is_finite(buffer)
         if entry.weight and finite:
             self._step(buffer, entry.weight, self._options.scaling.factor(entry.weight, samples_before))
         else:

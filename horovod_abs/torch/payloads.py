@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,11 @@ from horovod_abs.torch.wire import Wire
 
 FIRST_EXPECTED_WEIGHT = 1024.0
 """About how many samples the first sum is taken to hold, before there is a ledger that says so."""
+
+FAR_FROM_OVERFLOW = 1e37
+"""Sums of float32 numbers that are in magnitude, all together, below this are finite, however they are rounded."""
+
+_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_abs")
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,8 @@ class ExchangedSum:
             raise ValueError(
                 "the optimizer's parameters are on several devices: put the model on the one device of this rank"
             )
+        self._job: Future[None] | None = None
+        self._sending: Future[None] | None = None
         self._handle: int | None = None
         self._in_flight: FlatBuffer | None = None
         self._result: FlatBuffer | None = None
@@ -84,6 +93,7 @@ class ExchangedSum:
         self._mine = self._ledger
         self._scale = self._result_scale = 1.0
         self._result_present = np.zeros(0, dtype=bool)
+        self._result_bound = math.inf
 
     def refuse_thawed(self) -> None:
         """Raise :class:`ValueError` if a parameter that was frozen at first has a gradient."""
@@ -93,6 +103,23 @@ class ExchangedSum:
                 "optimizer after unfreezing it, or add it with add_param_group after synchronize()"
             )
 
+    def _in_background(self, job: Callable[..., None], *arguments: Any) -> None:
+        """Do it after the jobs before it, on CPU in a thread; after one that has failed nothing is done."""
+        if self._device.type == "cpu" and self._wire.takes_threads:
+            self._job = _worker.submit(_after, self._job, job, *arguments)
+        else:
+            job(*arguments)
+
+    def _finish_jobs(self) -> None:
+        """Wait until all is done. Raises what a job has raised."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+    def _send_in_background(self, buffer: FlatBuffer, expected_weight: float) -> None:
+        self._in_background(self._send, buffer, expected_weight)
+        self._sending = self._job
+
     def _send(self, buffer: FlatBuffer, expected_weight: float) -> None:
         """Start to sum the buffer, and the ledger that was packed."""
         self._scale_for_wire(buffer, expected_weight)
@@ -101,24 +128,32 @@ class ExchangedSum:
         self._handle = self._wire.sum_([*sent, self._ledger], self._name)
         self._in_flight = buffer
 
-    def _pack(self, row: Floats, present: Floats, buffer: FlatBuffer) -> None:
-        """Lay this rank's row, and which parameters it has something for, into the tensor that travels along.
+    def _pack(self, row: Floats, present: Floats, buffer: FlatBuffer, factor: float = 1.0) -> None:
+        """Lay this rank's row into the tensor that travels along, and behind it what is simply added up over ranks.
 
         A buffer that is not finite is dropped by selection: it is set to zero, and its weight too.
+
+        Args:
+            row: The rank's row of the ledger.
+            present: For each parameter whether there is something for it, 1 or 0.
+            buffer: What is sent.
+            factor: By what it will be multiplied before.
         """
         columns, ranks = len(Column), self._wire.size * len(Column)
-        ledger = np.zeros(ranks + len(present))
+        ledger = np.zeros(ranks + len(present) + 1)
         mine = ledger[self._wire.rank * columns :][:columns]
-        mine[:], ledger[ranks:] = row, present
-        finite = buffer.all_finite() if row[Column.WEIGHT] > 0 else None
-        if finite is not None and self._device.type == "cpu" and not finite:
-            mine[Column.WEIGHT], ledger[ranks:] = 0.0, 0.0
+        mine[:], ledger[ranks:-1] = row, present
+        on_cpu = self._device.type == "cpu"
+        bound = buffer.bound() * factor if row[Column.WEIGHT] > 0 else 0.0
+        if on_cpu and not math.isfinite(bound) and not buffer.all_finite():
+            mine[Column.WEIGHT], ledger[ranks:-1], bound = 0.0, 0.0, 0.0
             mine[Column.FLAGS] += float(Flag.NONFINITE)
             buffer.zero_()
+        ledger[-1] = math.inf if math.isnan(bound) else bound
         self._ledger = torch.from_numpy(ledger).to(self._device)
         self._mine = self._ledger[self._wire.rank * columns :][:columns]
-        if finite is not None and self._device.type != "cpu":
-            self._drop_on_device(finite, buffer)
+        if not on_cpu and row[Column.WEIGHT] > 0:
+            self._drop_on_device(buffer.all_finite(), buffer)
 
     def _drop_on_device(self, finite: torch.Tensor, buffer: FlatBuffer) -> None:
         """The same without asking the device, which would wait for it."""
@@ -126,7 +161,7 @@ class ExchangedSum:
             flat.masked_fill_(~finite, 0.0)
         self._mine[Column.WEIGHT] *= finite
         self._mine[Column.FLAGS] += float(Flag.NONFINITE) * ~finite
-        self._ledger[self._wire.size * len(Column) :] *= finite
+        self._ledger[self._wire.size * len(Column) : -1] *= finite
 
     def _scale_for_wire(self, buffer: FlatBuffer, expected_weight: float) -> None:
         """Divide the sum by what keeps it within range on the wire; it is multiplied back when applied."""
@@ -139,6 +174,11 @@ class ExchangedSum:
 
     def poll(self) -> bool:
         """Whether the exchange in flight is complete."""
+        if self._sending is not None:
+            if not self._sending.done():
+                return False
+            self._sending.result()
+            self._sending = None
         return self._handle is not None and self._wire.poll(self._handle)
 
     def read(self) -> Floats:
@@ -154,8 +194,13 @@ class ExchangedSum:
         self._compressed = []
         values = self._ledger.cpu().numpy()
         ranks = self._wire.size * len(Column)
-        self._result_present = values[ranks:] > 0
+        self._result_present, self._result_bound = values[ranks:-1] > 0, float(values[-1])
         return values[:ranks].reshape(self._wire.size, len(Column))
+
+    def _is_finite(self, result: FlatBuffer) -> bool:
+        """Whether the sum is finite: certain where the ranks' bounds cannot add up to an overflow, else one pass."""
+        certain = self._options.compression is Compression.none and self._result_bound < FAR_FROM_OVERFLOW
+        return (certain and self._result_scale <= 1.0) or bool(result.all_finite())
 
     def options(self) -> int:
         """Fingerprint of all hyper-parameters in ``param_groups``, below 2**48."""
@@ -166,6 +211,12 @@ class ExchangedSum:
             ]
         )
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+
+def _after(before: Future[None] | None, job: Callable[..., None], *arguments: Any) -> None:
+    if before is not None:
+        before.result()
+    job(*arguments)
 
 
 def _plain(value: Any) -> str:

@@ -126,7 +126,7 @@ class UpdatePayload(ExchangedSum):
             row[Column.DIGEST] = digest_of(self._central.tensors)
         self._lay_progress(updates)
         self._hand_over_state(buffer.views[len(self.parameters) :])
-        self._pack(row, np.zeros(0), buffer)
+        self._pack(row, np.zeros(0), buffer, weight)
         if row[Column.WEIGHT] > 0 and self._mine[Column.WEIGHT] == 0:
             self._heal_state()
         self._rebase(updates)
@@ -155,7 +155,7 @@ class UpdatePayload(ExchangedSum):
         self._idle = buffer
         if entry.weight == 0:
             return True
-        if not buffer.all_finite():
+        if not self._is_finite(buffer):
             return False
         contributing = entry.column(Column.WEIGHT)
         total = entry.weight if self._exchange.weighting == "samples" else float((contributing > 0).sum())

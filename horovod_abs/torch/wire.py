@@ -17,6 +17,8 @@ class Wire(Protocol):
 
     rank: int
     size: int
+    takes_threads: bool
+    """Whether sums may be started in another thread than the one that looks whether they are complete."""
 
     def sum_(self, tensors: list[torch.Tensor], name: str) -> int:
         """Start to sum ``tensors`` over all ranks; returns a handle."""
@@ -40,6 +42,8 @@ class Wire(Protocol):
 
 class HorovodWire:
     """Sums over a Horovod process set."""
+
+    takes_threads = True
 
     def __init__(self, process_set: Any) -> None:
         self.process_set = process_set
@@ -104,6 +108,7 @@ class LocalWire:
 
     rank = 0
     size = 1
+    takes_threads = False
 
     def sum_(self, tensors: list[torch.Tensor], name: str) -> int:
         return 0

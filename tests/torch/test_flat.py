@@ -50,6 +50,24 @@ def test_opposite_infinities_are_seen_and_sums_that_overflow_are_finite() -> Non
     assert buffer.all_finite()
 
 
+@pytest.mark.parametrize("values", [[0.0], [-5.0, 1.0], [1e10, -1e10], [2.0, 3e18]])
+def test_the_bound_is_not_exceeded_and_not_far_away(values: list[float]) -> None:
+    buffer = FlatBuffer(parameters(torch.float32, torch.float64))
+    for view, value in zip(buffer.views, values, strict=False):
+        view.fill_(value)
+    largest = max(float(flat.abs().max()) for flat in buffer.tensors)
+    elements = sum(flat.numel() for flat in buffer.tensors)
+    assert largest <= buffer.bound() * (1 + 1e-6)
+    assert buffer.bound() <= largest * math.sqrt(elements) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
+def test_the_bound_is_not_finite_if_an_element_is_not_or_might_not_be(bad: float) -> None:
+    buffer = FlatBuffer(parameters(torch.float32))
+    buffer.views[1].view(-1)[-1] = bad
+    assert not math.isfinite(buffer.bound())
+
+
 def test_the_norm_is_over_all_dtypes() -> None:
     buffer = FlatBuffer(parameters(torch.float32, torch.float64))
     buffer.views[0].view(-1)[0] = 3
