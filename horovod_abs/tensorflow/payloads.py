@@ -1,0 +1,240 @@
+"""What every exchange has in common: micro-batches handed over, flat tensors and a ledger summed without blocking."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow.compression import Compression
+
+from horovod_abs import rounds
+from horovod_abs.core.ledger import Column, Flag, Floats
+from horovod_abs.tensorflow.flat import Gradient, Layout, all_finite, native, scaled
+from horovod_abs.tensorflow.wire import Tensors, Wire
+
+FIRST_EXPECTED_WEIGHT = 1024.0
+"""About how many samples the first sum is taken to hold, before there is a ledger that says so."""
+
+
+@dataclass(frozen=True)
+class Options(rounds.Options):
+    """How things are accumulated, sent and applied; see ``DistributedOptimizer``."""
+
+    compression: Any = Compression.none
+
+
+class ExchangedSum:
+    """Flat tensors and the ledger, on their way.
+
+    A micro-batch is handed over inside the graph that has computed it, or eagerly; what follows is decided outside, in
+    Python. Two small variables stand between: what was handed over since the last look, and how many samples the next
+    micro-batch has, where it does not say so itself.
+
+    Args:
+        optimizer: The distributed optimizer.
+        user_class: The class of the user's optimizer, whose ``apply`` updates parameters.
+        wire: Sums over ranks.
+        name: Prefix of the names under which tensors are exchanged, the same on every rank.
+        options: See :class:`Options`.
+
+    Attributes:
+        parameters: The variables that are trained, in the optimizer's order; none before :meth:`lay_out`.
+        samples: Samples in the next micro-batch, a float64 scalar.
+        tracker: A metric that counts samples, if micro-batches are counted by it.
+        state_is_own: Whether each rank's optimizer keeps a state of its own, unlike the others'.
+        learning_rate_factor: By what the learning rate is multiplied in the step that is being taken.
+    """
+
+    state_is_own = False
+
+    def __init__(self, optimizer: Any, user_class: type[Any], wire: Wire, name: str, options: Options) -> None:
+        self._optimizer = optimizer
+        self._user_class = user_class
+        self._wire = wire
+        self._name = name
+        self._options = options
+        self.parameters: list[tf.Variable] = []
+        self.learning_rate_factor: tf.Tensor | None = None
+        self.tracker: keras.metrics.Mean | None = None
+        with tf.init_scope():
+            self.samples = tf.Variable(np.nan, dtype=tf.float64, trainable=False)
+            self._counted = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+            self._pending = tf.Variable(tf.zeros([2], tf.float64), trainable=False)
+            self._nothing = tf.zeros([2], tf.float64)
+
+    def lay_out(self, variables: Sequence[Any]) -> None:
+        """Take the variables that the optimizer was built with. Raises :class:`ValueError` if there are none."""
+        if not variables:
+            raise ValueError("the optimizer was built without variables to train")
+        self.parameters = [native(variable) for variable in variables]
+        self._index = {parameter.ref(): index for index, parameter in enumerate(self.parameters)}
+        self._layout = Layout(self.parameters)
+        self._eager: dict[tuple[bool, ...], Callable[..., Any]] = {}
+        self._sums: Future[Tensors] | None = None
+        self._result: Tensors | None = None
+        self._contexts: list[Any] = []
+        self._scale = self._result_scale = 1.0
+        self._mine: Floats = np.zeros(len(Column))
+        self._result_present = np.zeros(0, dtype=bool)
+
+    # -- a micro-batch ---------------------------------------------------------------------------------------------
+
+    def hand_over(self, gradients: Sequence[Any], variables: Sequence[Any], samples: Any) -> None:
+        """Take the gradients of one micro-batch, in a graph or eagerly.
+
+        Args:
+            gradients: Of each variable, or ``None``.
+            variables: All or some of those that the optimizer was built with.
+            samples: How many samples they are the mean of; ``None`` if :attr:`samples` or the tracker tells.
+
+        Raises:
+            ValueError: a sparse gradient without ``sparse_as_dense``, or an unknown variable.
+        """
+        ordered = self._ordered(gradients, variables)
+        if not tf.executing_eagerly():
+            self._hand_over(ordered, self._samples(samples))
+            return
+        present = tuple(gradient is not None for gradient in ordered)
+        if present not in self._eager:
+            self._eager[present] = tf.function(self._eagerly(present), autograph=False)
+        count = tf.constant(samples, tf.float64) if samples is not None else self.samples.read_value()
+        self._eager[present]([gradient for gradient in ordered if gradient is not None], count)
+
+    def _eagerly(self, present: tuple[bool, ...]) -> Callable[[Tensors, tf.Tensor], None]:
+        def hand_over(gradients: Tensors, samples: tf.Tensor) -> None:
+            following = iter(gradients)
+            self._hand_over([next(following) if here else None for here in present], samples)
+
+        return hand_over
+
+    def _hand_over(self, gradients: Sequence[Gradient], samples: tf.Tensor) -> None:
+        tf.debugging.assert_equal(
+            self._pending[0],
+            tf.zeros([], tf.float64),
+            "a micro-batch was handed over before the one before it was looked at: in a custom loop call "
+            "optimizer.boundary() after each, outside tf.function; model.fit needs one of hvd.callbacks",
+        )
+        self._pending.assign_add(tf.stack([tf.ones([], tf.float64), samples]))
+        self._take(gradients, samples)
+
+    def _take(self, gradients: Sequence[Gradient], samples: tf.Tensor) -> None:
+        """Do with the gradients of a micro-batch what the exchange does with them; traced."""
+        raise NotImplementedError
+
+    def _samples(self, given: Any) -> tf.Tensor:
+        if given is not None:
+            return tf.cast(given, tf.float64)
+        if self.tracker is None:
+            return self.samples.read_value()
+        total = tf.cast(tf.convert_to_tensor(self.tracker.count), tf.float64)
+        before = self._counted.read_value()
+        self._counted.assign(total)
+        return tf.where(total > before, total - before, total)  # it counts from 0 again in each epoch
+
+    def _ordered(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Gradient]:
+        ordered: list[Gradient] = [None] * len(self.parameters)
+        for gradient, variable in zip(gradients, variables, strict=True):
+            index = self._index.get(native(variable).ref())
+            if index is None:
+                raise ValueError(f"the optimizer was not built with the variable {variable.name}")
+            ordered[index] = None if gradient is None else self._dense(gradient)
+        return ordered
+
+    def _dense(self, gradient: Any) -> tf.Tensor:
+        if isinstance(gradient, tf.IndexedSlices) and not self._options.sparse_as_dense:
+            raise ValueError("a gradient is sparse: pass sparse_as_dense=True to DistributedOptimizer")
+        return tf.convert_to_tensor(gradient)
+
+    def take_pending(self) -> tuple[int, float]:
+        """Micro-batches handed over since the last look, and the samples in them."""
+        micro_batches, samples = self._pending.numpy().tolist()
+        if micro_batches:
+            self._pending.assign(self._nothing)
+        return int(micro_batches), samples
+
+    def count_anew(self) -> None:
+        """The tracker counts from 0 again."""
+        self._counted.assign(0.0)
+
+    # -- the exchange ----------------------------------------------------------------------------------------------
+
+    def _pack(self, row: Floats, present: Floats, flats: Tensors) -> tuple[Tensors, tf.Tensor]:
+        """What is exchanged, and this rank's row and what it has something for, laid into a tensor that travels along.
+
+        Tensors that are not finite are dropped by selection: zeros in their place, and weight 0. The host waits for
+        this decision once a round.
+        """
+        columns, ranks = len(Column), self._wire.size * len(Column)
+        ledger = np.zeros(ranks + len(present))
+        mine = ledger[self._wire.rank * columns :][:columns]
+        mine[:], ledger[ranks:] = row, present
+        if row[Column.WEIGHT] > 0 and not all_finite(flats):
+            mine[Column.WEIGHT], ledger[ranks:] = 0.0, 0.0
+            mine[Column.FLAGS] += float(Flag.NONFINITE)
+            flats = [tf.zeros_like(flat) for flat in flats]
+        self._mine, self._present_here = mine, ledger[ranks:] > 0
+        return flats, tf.constant(ledger)
+
+    def _send(self, flats: Tensors, ledger: tf.Tensor, expected_weight: float) -> None:
+        """Start to sum."""
+        self._scale = 1.0 / self._options.gradient_predivide_factor
+        if self._options.compression is not Compression.none:
+            self._scale /= 2.0 ** round(np.log2(expected_weight or FIRST_EXPECTED_WEIGHT))
+        if self._scale != 1.0:
+            flats = scaled(flats, tf.constant(self._scale, tf.float64))
+        compressed = [self._options.compression.compress(flat) for flat in flats]
+        self._contexts = [context for _, context in compressed]
+        self._sums = self._wire.start_sum([*(flat for flat, _ in compressed), ledger], self._name)
+
+    def poll(self) -> bool:
+        """Whether the exchange in flight is complete."""
+        return self._sums is not None and self._sums.done()
+
+    def read(self) -> Floats:
+        """Take over the completed sums; the rows of all ranks, shape ``(ranks, len(Column))``."""
+        assert self._sums is not None
+        *flats, ledger = self._wire.finish(self._sums)
+        self._sums = None
+        self._result_scale = self._scale
+        self._result = [
+            self._options.compression.decompress(flat, context)
+            for flat, context in zip(flats, self._contexts, strict=True)
+        ]
+        values = ledger.numpy()
+        ranks = self._wire.size * len(Column)
+        self._result_present = values[ranks:] > 0
+        return np.array(values[:ranks].reshape(self._wire.size, len(Column)))
+
+    def options(self) -> int:
+        """Fingerprint of the optimizer's hyper-parameters, below 2**48."""
+        config = {key: value for key, value in self._optimizer.get_config().items() if key != "name"}
+        return int.from_bytes(hashlib.blake2b(repr(config).encode(), digest_size=6).digest(), "big")
+
+    # -- the user's optimizer --------------------------------------------------------------------------------------
+
+    def _update(self, gradients: Sequence[Gradient], factor: tf.Tensor | None) -> None:
+        """Take a step of the user's optimizer, with its learning rate times ``factor``; traced."""
+        here = [(g, p) for g, p in zip(gradients, self.parameters, strict=True) if g is not None]
+        if not here:
+            return
+        self.learning_rate_factor = factor
+        try:
+            self._user_class.apply(self._optimizer, [tf.cast(g, p.dtype) for g, p in here], [p for _, p in here])
+        finally:
+            self.learning_rate_factor = None
+
+    def _factor(self, batch: float, before: float) -> tf.Tensor | None:
+        """By what the learning rate is multiplied; ``None`` if it is never."""
+        if self._options.scaling.rule == "none":
+            return None
+        return tf.constant(self._options.scaling.factor(batch, before), tf.float64)
+
+    def _state(self) -> list[tf.Variable]:
+        """All that the user's optimizer keeps: moments, the count of steps, the learning rate."""
+        return [native(variable) for variable in self._optimizer.variables]
