@@ -222,7 +222,9 @@ class DistributedOptimizerMixin(RoundsMixin):
             rounds.payload.hand_over(grads, variables, samples)
             return
         seconds = rounds.timer.stop()
-        samples = rounds.driver.batch_size if samples is None else float(samples)
+        if samples is None:
+            samples = rounds.payload.count_eagerly() if rounds.driver.batch_size is None else rounds.driver.batch_size
+        samples = None if samples is None else float(samples)
         if samples is None:
             raise ValueError("apply_gradients() needs samples=, the number of samples that the loss was averaged over")
         if not (samples >= 0 and math.isfinite(samples)):

@@ -158,6 +158,10 @@ class ExchangedSum:
             self._pending.assign(self._nothing)
         return int(micro_batches), samples
 
+    def count_eagerly(self) -> float | None:
+        """Samples in a micro-batch that was computed eagerly, by the tracker; ``None`` without one."""
+        return None if self.tracker is None else float(self._samples(None))
+
     def count_anew(self) -> None:
         """The tracker counts from 0 again."""
         self._counted.assign(0.0)

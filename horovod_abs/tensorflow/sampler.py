@@ -141,6 +141,11 @@ class AdaptiveSampler:
         """Number of the epoch that is under way or comes next."""
         return self.epochs.epoch
 
+    @property
+    def steps(self) -> int:
+        """Micro-batches of this rank's size in the data set."""
+        return math.ceil(self._length / self._batch)
+
     # -- for optimizer.epoch and for model.fit ---------------------------------------------------------------------
 
     def loaded(self) -> Iterator[tuple[int, Future[Batch]]]:
@@ -197,7 +202,7 @@ class AdaptiveSampler:
         )
         data = tf.data.Dataset.from_generator(self._generate, output_signature=signature)
         # One more than any rank can draw: the callback, and not Keras, is to end the epoch.
-        data = data.apply(tf.data.experimental.assert_cardinality(math.ceil(self._length / self._batch) + 1))
+        data = data.apply(tf.data.experimental.assert_cardinality(self.steps + 1))
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
         data = data.with_options(options)

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import horovod_abs.tensorflow as hvd
 
-MODULES = ("tests.tensorflow.scenarios_gradients",)
+MODULES = ("tests.tensorflow.scenarios_gradients", "tests.tensorflow.scenarios_fit")
 
 
 @dataclass(frozen=True)

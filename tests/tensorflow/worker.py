@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import pytest
 import tensorflow as tf
 
 import horovod_abs.tensorflow as hvd
@@ -58,7 +59,7 @@ def _run(scenario: Scenario, number: int, ranks: Ranks) -> dict[str, Any]:
         with warnings.catch_warnings():
             value = scenario.run(ranks)
         result = {"ok": True, "value": value}
-    except Exception:
+    except (Exception, pytest.fail.Exception):
         result = {"ok": False, "error": traceback.format_exc()}
     finally:
         faulthandler.cancel_dump_traceback_later()
