@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,11 @@ class Launch:
     def __init__(self, module: str, controller: Controller, ranks: int, names: list[str], directory: Path) -> None:
         self.outcome: Outcome = launch(ranks, module, str(directory), *names, controller=controller, timeout=270)
         self._records = [_records(directory / f"rank-{rank}.jsonl") for rank in range(ranks)]
+
+    def value(self, name: str) -> Any:
+        """What the scenario has returned on the first rank, having passed on all."""
+        self.check(name)
+        return self._records[0][name]["value"]
 
     def check(self, name: str) -> None:
         """Fail, with what each rank has to say, unless the scenario has passed on all ranks."""

@@ -36,8 +36,8 @@ class Wire(Protocol):
     def finish(self, sums: Future[Tensors]) -> Tensors:
         """Wait for the sums. Raises :class:`ExchangeFailed` if they could not be carried out."""
 
-    def broadcast(self, tensors: Tensors, name: str) -> Tensors:
-        """The first rank's tensors; every rank calls it."""
+    def broadcast(self, tensors: Tensors, name: str, root: int | None = None) -> Tensors:
+        """The tensors of one rank (of the world), by default the first; every rank calls it."""
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
         """The values of every rank, in order of ranks; every rank calls it, with as many values.
@@ -69,8 +69,8 @@ class HorovodWire:
         except tf.errors.OpError as error:
             raise self._failed("the exchange in flight", error) from error
 
-    def broadcast(self, tensors: Tensors, name: str) -> Tensors:
-        root = (self.process_set.ranks or [0])[0]
+    def broadcast(self, tensors: Tensors, name: str, root: int | None = None) -> Tensors:
+        root = (self.process_set.ranks or [0])[0] if root is None else root
 
         def broadcasts(*given: tf.Tensor) -> Any:
             return [
@@ -78,7 +78,7 @@ class HorovodWire:
                 for index, tensor in enumerate(given)
             ]
 
-        return self.finish(self._submitter.submit(self._compile(broadcasts, name, tensors), *tensors))
+        return self.finish(self._submitter.submit(self._compile(broadcasts, f"{name}.{root}", tensors), *tensors))
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
         mine = tf.constant([values], dtype=tf.int64)
@@ -138,7 +138,7 @@ class LocalWire:
     def finish(self, sums: Future[Tensors]) -> Tensors:
         return sums.result()
 
-    def broadcast(self, tensors: Tensors, name: str) -> Tensors:
+    def broadcast(self, tensors: Tensors, name: str, root: int | None = None) -> Tensors:
         return tensors
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:

@@ -21,7 +21,11 @@ import tensorflow as tf
 
 import horovod_abs.tensorflow as hvd
 
-MODULES = ("tests.tensorflow.scenarios_gradients", "tests.tensorflow.scenarios_fit")
+MODULES = (
+    "tests.tensorflow.scenarios_gradients",
+    "tests.tensorflow.scenarios_fit",
+    "tests.tensorflow.scenarios_updates",
+)
 
 
 @dataclass(frozen=True)

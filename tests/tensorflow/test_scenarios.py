@@ -11,6 +11,15 @@ from tests.launched import Launch
 from tests.tensorflow.scenario import scenarios
 
 MPI = list(scenarios())
+ACROSS = (
+    "updates_by_each_clock",
+    "updates_of_equal_weight",
+    "updates_with_averaged_state",
+    "updates_with_an_outer_optimizer",
+    "updates_with_scaled_rates",
+    "gradients_as_pytorch",
+)
+"""Runs that PyTorch's formulas must compute alike."""
 GLOO = [name for name, each in scenarios().items() if each.gloo]
 
 
@@ -36,6 +45,17 @@ def test_over_mpi(name: str, over_mpi: Launch) -> None:
 @pytest.mark.parametrize("name", GLOO)
 def test_over_gloo(name: str, over_gloo: Launch) -> None:
     over_gloo.check(name)
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ACROSS)
+def test_across_frameworks(name: str, over_mpi: Launch) -> None:
+    from tests.tensorflow.across import largest_difference
+
+    records = over_mpi.value(name)
+    for record in records if isinstance(records, list) else [records]:
+        assert largest_difference(record) < 1e-10, record["rules"]
 
 
 @pytest.mark.ranks
