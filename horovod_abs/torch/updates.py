@@ -130,19 +130,18 @@ class UpdatePayload(ExchangedSum):
         if row[Column.WEIGHT] > 0 and self._mine[Column.WEIGHT] == 0:
             self._heal_state()
         self._rebase(updates)
-        for flat in buffer.tensors:
-            flat.mul_(weight) if weight else flat.zero_()
+        self._in_background(_weigh, buffer, weight)
         expected = ledger.last_weight if self._exchange.weighting == "samples" else float(self._wire.size)
-        self._send(buffer, (expected or FIRST_EXPECTED_WEIGHT) * ROOM_FOR_UPDATES / _LARGEST_FLOAT16)
+        self._send_in_background(buffer, (expected or FIRST_EXPECTED_WEIGHT) * ROOM_FOR_UPDATES / _LARGEST_FLOAT16)
 
     def _lay_progress(self, updates: list[torch.Tensor]) -> None:
-        torch._foreach_copy_(updates, self.parameters)
-        torch._foreach_sub_(updates, self._start.views)
+        for parameter, start, update in zip(self.parameters, self._start.views, updates, strict=True):
+            torch.sub(parameter, start, out=update)
 
     def _rebase(self, updates: list[torch.Tensor]) -> None:
         """Model and start become the central model plus the update."""
-        torch._foreach_copy_(self._start.views, self._central.views)
-        torch._foreach_add_(self._start.views, updates)
+        for central, update, start in zip(self._central.views, updates, self._start.views, strict=True):
+            torch.add(central, update, out=start)
         torch._foreach_copy_(self.parameters, self._start.views)
         if any(parameter.dtype != view.dtype for parameter, view in zip(self.parameters, updates, strict=True)):
             torch._foreach_copy_(self._start.views, self.parameters)  # half-precision parameters have rounded
@@ -159,19 +158,25 @@ class UpdatePayload(ExchangedSum):
             return False
         contributing = entry.column(Column.WEIGHT)
         total = entry.weight if self._exchange.weighting == "samples" else float((contributing > 0).sum())
-        for flat in buffer.tensors:
-            flat.mul_(1.0 / (total * self._result_scale))
-        updates = buffer.views[: len(self.parameters)]
+        scale = 1.0 / (total * self._result_scale)
+        updates, state = buffer.views[: len(self.parameters)], buffer.views[len(self.parameters) :]
+        if state:
+            torch._foreach_mul_(state, scale)
         if self._outer is None:
-            torch._foreach_add_(self._central.views, updates)
+            torch._foreach_add_(self._central.views, updates, alpha=scale)
         else:
-            for central, update in zip(self._central.views, updates, strict=True):
-                central.grad = update.neg_()
-            self._outer.step()
-            for central in self._central.views:
-                central.grad = None
+            self._step_outer(updates, scale)
         self._has_mean_state = True
         return True
+
+    def _step_outer(self, updates: list[torch.Tensor], scale: float) -> None:
+        assert self._outer is not None
+        torch._foreach_mul_(updates, -scale)
+        for central, update in zip(self._central.views, updates, strict=True):
+            central.grad = update
+        self._outer.step()
+        for central in self._central.views:
+            central.grad = None
 
     @torch.no_grad()
     def settle(self, closed: bool) -> None:
@@ -274,3 +279,8 @@ class UpdatePayload(ExchangedSum):
         self.steps = int(state["steps"])
         if self._outer is not None and state["outer"] is not None:
             self._outer.load_state_dict(state["outer"])
+
+
+def _weigh(buffer: FlatBuffer, weight: float) -> None:
+    for flat in buffer.tensors:
+        flat.mul_(weight) if weight else flat.zero_()
