@@ -211,6 +211,7 @@ class Driver:
         self._stepped = False
         self._counted = True
         self._put_off = False
+        self._owes_checkpoint = False
         self._is_last: Callable[[], bool] = lambda: False
 
     # -- rounds ----------------------------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ class Driver:
             self.starve(for_good=True)
         if self.engine.epoch_open:
             self.close()
-        if self.engine.stopped:
+        if self._owes_checkpoint:
             self._checkpoint()
 
     def _requested(self) -> None:
@@ -360,6 +361,7 @@ class Driver:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
+        self._owes_checkpoint = False
         for callback in self.on_checkpoint:
             callback()
 
@@ -420,6 +422,7 @@ class Driver:
         now = self._now()
         entry = self.engine.merged(entry, now)
         record = self._record(entry, now)
+        self._owes_checkpoint |= bool(entry.ranks_with(Flag.STOP | Flag.CHECKPOINT))
         for told in self.on_entry:
             told(entry)
         if (

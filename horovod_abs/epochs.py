@@ -223,7 +223,7 @@ class SharedEpochs:
 def check_limits(samples: float | None, rounds: int | None) -> None:
     """Raise :class:`ValueError` unless at most one limit of an epoch is given, and is positive."""
     if samples is not None and rounds is not None:
-        raise ValueError("an epoch ends by samples= or by rounds=, not by both")
+        raise ValueError("an epoch ends by samples_per_epoch= or by rounds=, not by both")
     for limit in (samples, rounds):
         if limit is not None and not limit > 0:
             raise ValueError(f"an epoch needs a positive number of samples or rounds, got {limit!r}")

@@ -249,6 +249,20 @@ def test_a_checkpoint_is_taken_by_all_with_nothing_pending_and_the_epoch_goes_on
     assert first[1]
 
 
+def test_a_checkpoint_asked_for_in_the_exchange_that_ends_the_epoch_is_taken_at_its_end() -> None:
+    def program(driver: Driver) -> Any:
+        saved: list[tuple[bool, int]] = []
+        driver.on_checkpoint.append(lambda: saved.append((driver.engine.closed, driver.engine.ledger.rounds)))
+        batches = driver.epoch(endless(), lambda batch: batch, rounds=1)
+        for _ in batches:
+            driver.command(Flag.CHECKPOINT)
+            driver.micro_batch_done(4, 0.0)
+        return saved, driver.engine.ledger.rounds
+
+    for saved, rounds in together(3, program):
+        assert saved == [(True, rounds)]
+
+
 def test_stop_ends_this_epoch_and_those_to_come_after_a_checkpoint() -> None:
     def program(driver: Driver) -> Any:
         saved: list[bool] = []

@@ -55,6 +55,7 @@ def train_abs(
                 trial.keep(model, optimizer.samples_seen)
 
     trial.bar.watch(optimizer)
+    loss: torch.Tensor | None = None  # a rank may come away with no batch at all
     for _ in trial.epochs():
         with trial.watch:
             for images, labels in optimizer.epoch(loader):
@@ -63,7 +64,8 @@ def train_abs(
                     loss = nn.functional.cross_entropy(model(images), labels)
                     loss.backward()
                 optimizer.step(samples=len(images))
-        optimizer.log(loss=float(loss.detach()))
+        if loss is not None:
+            optimizer.log(loss=float(loss.detach()))
         if checkpoints:
             checkpoints.save()
         if optimizer.stopped or sampler.epoch >= args.epochs:

@@ -29,7 +29,8 @@ def epoch_length(loader: Iterable[Any], samples: float | None, rounds: int | Non
         return len(loader.dataset)  # type: ignore[attr-defined]
     except (AttributeError, TypeError):
         raise ValueError(
-            "the loader's data set has no length: say where the epoch ends with epoch(loader, samples=…) or rounds=…"
+            "the loader's data set has no length: say where the epoch ends with epoch(loader, samples_per_epoch=…) or "
+            "rounds=…"
         ) from None
 
 

@@ -118,6 +118,8 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
             "groups": groups,
         },
     )
+    if lr_scaling != "none" and not all("lr" in group for group in optimizer.param_groups):
+        raise ValueError(f"lr_scaling={lr_scaling!r} needs an optimizer with a learning rate, lr, in every group")
     options = Options(
         scaling=scaling_for(exchange, lr_scaling, reference_batch_size, warmup_samples, warmup_steps),
         compression=compression,
@@ -128,7 +130,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         digest_every=digest_every,
     )
     names = checks.check_names(optimizer, named_parameters)
-    wire = open_wire(process_set)
+    wire = open_wire(process_set, exchange_timeout)
     self = _of_both_classes(optimizer)
     identity = Identity.next(process_set)
     step = functools.partial(type(optimizer).step, self)
@@ -210,7 +212,7 @@ class DistributedOptimizerMixin(RoundsMixin, _DistributedOptimizer):
                 parameter.grad = None
 
     def epoch(
-        self, loader: Iterable[Batch], *, samples: float | None = None, rounds: int | None = None
+        self, loader: Iterable[Batch], *, samples_per_epoch: float | None = None, rounds: int | None = None
     ) -> Iterator[Batch]:
         """Go through ``loader`` until the epoch ends, on all ranks at the same exchange.
 
@@ -223,7 +225,8 @@ class DistributedOptimizerMixin(RoundsMixin, _DistributedOptimizer):
 
         Args:
             loader: This rank's batches, e.g. a ``DataLoader``.
-            samples: The epoch ends when all ranks together have drawn this many; ``len(loader.dataset)`` by default.
+            samples_per_epoch: The epoch ends when all ranks together have drawn this many; ``len(loader.dataset)`` by
+                default.
             rounds: The epoch ends after so many rounds instead.
 
         Raises:
@@ -234,11 +237,13 @@ class DistributedOptimizerMixin(RoundsMixin, _DistributedOptimizer):
         state.close_epoch_before()
         sampler = adaptive_sampler_of(loader)
         if sampler is not None:
-            if samples is not None or rounds is not None:
-                raise ValueError("an epoch with an AdaptiveSampler ends by itself: leave samples= and rounds= out")
+            if samples_per_epoch is not None or rounds is not None:
+                raise ValueError(
+                    "an epoch with an AdaptiveSampler ends by itself: leave samples_per_epoch= and rounds= out"
+                )
             batches = sampler.batches(loader)
         else:
-            drawn = epoch_length(loader, samples, rounds)
+            drawn = epoch_length(loader, samples_per_epoch, rounds)
             batches = state.driver.epoch(
                 epoch_batches(loader), count_samples, drawn=drawn, rounds=math.inf if rounds is None else rounds
             )

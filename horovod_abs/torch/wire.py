@@ -27,10 +27,19 @@ class Wire(Protocol):
         """Whether the sum is complete."""
 
     def finish(self, handle: int) -> None:
-        """Wait for the sum. Raises :class:`ExchangeFailed` if it could not be carried out."""
+        """Wait for the sum.
+
+        Raises:
+            ExchangeFailed: it could not be carried out.
+            ExchangeTimeout: not every rank came in time.
+        """
 
     def broadcast_(self, tensors: list[torch.Tensor], name: str) -> None:
-        """Overwrite ``tensors`` with those of the first rank; every rank calls it."""
+        """Overwrite ``tensors`` with those of the first rank; every rank calls it.
+
+        Raises:
+            ExchangeTimeout: not every rank came in time.
+        """
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
         """The values of every rank, in order of ranks; every rank calls it, with as many values.
@@ -41,12 +50,18 @@ class Wire(Protocol):
 
 
 class HorovodWire:
-    """Sums over a Horovod process set."""
+    """Sums over a Horovod process set.
+
+    Args:
+        process_set: Horovod's.
+        timeout: Seconds to wait for the other ranks in a sum or a broadcast.
+    """
 
     takes_threads = True
 
-    def __init__(self, process_set: Any) -> None:
+    def __init__(self, process_set: Any, timeout: float = 60.0) -> None:
         self.process_set = process_set
+        self.timeout = timeout
         self.rank: int = process_set.rank()
         self.size: int = process_set.size()
 
@@ -60,10 +75,7 @@ class HorovodWire:
         return bool(hvd.poll(handle))
 
     def finish(self, handle: int) -> None:
-        try:
-            hvd.synchronize(handle)
-        except hvd.HorovodInternalError as error:
-            raise self._failed("the exchange in flight", error) from error
+        self._finish(handle, "the exchange in flight", self.timeout)
 
     def broadcast_(self, tensors: list[torch.Tensor], name: str) -> None:
         root = (self.process_set.ranks or [0])[0]
@@ -72,13 +84,17 @@ class HorovodWire:
                 hvd.broadcast_async_(tensor, root, name=f"{name}.{index}", process_set=self.process_set)
                 for index, tensor in enumerate(tensors)
             ]
-            for handle in handles:
-                hvd.synchronize(handle)
         except hvd.HorovodInternalError as error:
             raise self._failed(name, error) from error
+        for handle in handles:
+            self._finish(handle, name, self.timeout)
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
         handle = hvd.allgather_async(torch.tensor([values]), name=name, process_set=self.process_set)
+        gathered: list[list[int]] = self._finish(handle, name, timeout).tolist()
+        return gathered
+
+    def _finish(self, handle: int, name: str, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
         while not hvd.poll(handle):
             if time.monotonic() > deadline:
@@ -90,10 +106,9 @@ class HorovodWire:
                 )
             time.sleep(0.001)
         try:
-            gathered: list[list[int]] = hvd.synchronize(handle).tolist()
+            return hvd.synchronize(handle)
         except hvd.HorovodInternalError as error:
             raise self._failed(name, error) from error
-        return gathered
 
     def _failed(self, what: str, error: Exception) -> ExchangeFailed:
         return ExchangeFailed(
@@ -126,6 +141,6 @@ class LocalWire:
         return [values]
 
 
-def open_wire(process_set: Any) -> Wire:
+def open_wire(process_set: Any, timeout: float = 60.0) -> Wire:
     """The wire over ``process_set``, or a local one for a process that is not part of it."""
-    return HorovodWire(process_set) if process_set.included() else LocalWire()
+    return HorovodWire(process_set, timeout) if process_set.included() else LocalWire()

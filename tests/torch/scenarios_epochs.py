@@ -110,7 +110,7 @@ def break_on_one_rank(ranks: Ranks) -> None:
     """``break`` on one rank ends the epoch for all; the next epoch is a whole one."""
     trial = Trial(ranks)
     trial.recorder.opened()
-    for number, indices in enumerate(trial.optimizer.epoch(trial.task.loader(ranks), samples=100_000)):
+    for number, indices in enumerate(trial.optimizer.epoch(trial.task.loader(ranks), samples_per_epoch=100_000)):
         trial.task.loss(trial.model, indices).backward()
         trial.nap()
         trial.recorder.micro_batch(indices.tolist())
@@ -133,7 +133,7 @@ def an_exception_on_one_rank(ranks: Ranks) -> None:
     trial.recorder.opened()
 
     def loop() -> None:
-        for number, indices in enumerate(trial.optimizer.epoch(trial.task.loader(ranks), samples=100_000)):
+        for number, indices in enumerate(trial.optimizer.epoch(trial.task.loader(ranks), samples_per_epoch=100_000)):
             if ranks.rank == 0 and number == 4:
                 raise KeyError("a fault of the user's")
             trial.task.loss(trial.model, indices).backward()
@@ -156,7 +156,7 @@ def an_exception_on_one_rank(ranks: Ranks) -> None:
 def a_break_that_nobody_sees(ranks: Ranks) -> None:
     """An epoch that was left while something, a progress bar say, still holds it ends when the next one begins."""
     trial = Trial(ranks)
-    bar = trial.optimizer.epoch(trial.task.loader(ranks), samples=100_000)
+    bar = trial.optimizer.epoch(trial.task.loader(ranks), samples_per_epoch=100_000)
     trial.recorder.opened()
     for number, indices in enumerate(bar):
         trial.task.loss(trial.model, indices).backward()
@@ -216,7 +216,7 @@ def synchronize_in_the_middle(ranks: Ranks) -> None:
     trial = Trial(ranks)
     trial.recorder.opened()
     closed_at = None
-    for number, indices in enumerate(trial.optimizer.epoch(trial.task.loader(ranks), samples=400)):
+    for number, indices in enumerate(trial.optimizer.epoch(trial.task.loader(ranks), samples_per_epoch=400)):
         trial.task.loss(trial.model, indices).backward()
         trial.nap()
         trial.recorder.micro_batch(indices.tolist())
@@ -237,7 +237,7 @@ def slow_ranks_and_large_dataset(ranks: Ranks) -> list[float]:
     trial = Trial(ranks)
     naps = [0.002, 0.002, 0.02, 0.04]
     trial.recorder.opened()
-    for indices in trial.optimizer.epoch(trial.task.loader(ranks), samples=1500):
+    for indices in trial.optimizer.epoch(trial.task.loader(ranks), samples_per_epoch=1500):
         trial.task.loss(trial.model, indices).backward()
         time.sleep(naps[ranks.rank])
         trial.recorder.micro_batch(indices.tolist())
@@ -286,12 +286,12 @@ def wrong_loaders(ranks: Ranks) -> None:
     unordered = torch.utils.data.DataLoader(task, 4, num_workers=1, in_order=False)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="in_order"):
         optimizer.epoch(unordered)
-    with pytest.raises(ValueError, match=r"no length.*samples=.*rounds="):
+    with pytest.raises(ValueError, match=r"no length.*samples_per_epoch=.*rounds="):
         optimizer.epoch(torch.arange(3) for _ in range(3))
     with pytest.raises(ValueError, match="not by both"):
-        optimizer.epoch(task.loader(ranks), samples=10, rounds=3)
+        optimizer.epoch(task.loader(ranks), samples_per_epoch=10, rounds=3)
     with pytest.raises(ValueError, match="positive"):
-        optimizer.epoch(task.loader(ranks), samples=0)
+        optimizer.epoch(task.loader(ranks), samples_per_epoch=0)
     optimizer.synchronize()
 
 

@@ -282,7 +282,7 @@ def nonfinite_gradients_of_one_rank(ranks: Ranks) -> None:
     poisoned: list[int] = []
     with _captured_log() as messages:
         trial.recorder.opened()
-        for number, indices in enumerate(optimizer.epoch(trial.task.loader(ranks), samples=200)):
+        for number, indices in enumerate(optimizer.epoch(trial.task.loader(ranks), samples_per_epoch=200)):
             loss = trial.task.loss(trial.model, indices)
             if ranks.rank == 1 and number in (1, 4):
                 loss = loss * (float("nan") if number == 1 else float("inf"))

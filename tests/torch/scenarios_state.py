@@ -77,7 +77,7 @@ def resumed_run_equals_uninterrupted_run(ranks: Ranks) -> None:
         )
 
     def epoch(model: torch.nn.Module, optimizer: Any, number: int) -> None:
-        for indices in optimizer.epoch(task.loader(ranks, seed=number), samples=180):
+        for indices in optimizer.epoch(task.loader(ranks, seed=number), samples_per_epoch=180):
             task.loss(model, indices).backward()
             optimizer.step()
 

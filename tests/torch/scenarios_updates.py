@@ -112,7 +112,7 @@ def updates_momentum(ranks: Ranks) -> int:
         told = 0
         for _ in range(2):
             run.recorder.opened()
-            for indices in run.optimizer.epoch(run.task.loader(ranks), samples=150):
+            for indices in run.optimizer.epoch(run.task.loader(ranks), samples_per_epoch=150):
                 run.optimizer.zero_grad()
                 run.task.loss(run.model, indices).backward()
                 run.nap()
@@ -212,7 +212,7 @@ def updates_seen_in_the_middle(ranks: Ranks) -> None:
     seen: dict[int, str] = {}
     central: dict[int, torch.Tensor] = {}
     run.recorder.opened()
-    for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples=300)):
+    for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples_per_epoch=300)):
         if number % 2:
             own = flat(run.model)
             with run.optimizer.authoritative():
@@ -286,7 +286,7 @@ def updates_resumed(ranks: Ranks) -> None:
         return model, wrap(model, adam(model), warmup_steps=40, **options)
 
     def epoch(model: torch.nn.Module, optimizer: Any, number: int) -> None:
-        for indices in optimizer.epoch(task.loader(ranks, seed=number), samples=180):
+        for indices in optimizer.epoch(task.loader(ranks, seed=number), samples_per_epoch=180):
             task.loss(model, indices).backward()
             optimizer.step()
 
@@ -319,7 +319,7 @@ def updates_close_on_all_ranks(ranks: Ranks) -> None:
     run.train([] if ranks.rank == 0 else run.task.loader(ranks), samples=150)
     run.train((torch.arange(k, k + 3) for k in range(2 + 3 * ranks.rank)), samples=100_000)
     run.recorder.opened()
-    for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples=100_000)):
+    for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples_per_epoch=100_000)):
         run.task.loss(run.model, indices).backward()
         run.recorder.micro_batch(indices.tolist())
         run.optimizer.step()
@@ -390,7 +390,7 @@ def updates_that_are_not_finite(ranks: Ranks) -> None:
         poisoned: list[int] = []
         with captured_log() as messages:
             run.recorder.opened()
-            for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples=300)):
+            for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples_per_epoch=300)):
                 own = [index for index in indices.tolist() if index != POISON] or [0]
                 if ranks.rank == 1 and number in (1, 6):
                     own.append(POISON)
@@ -440,7 +440,7 @@ def updates_with_a_grad_scaler(ranks: Ranks) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
     drawn = 0
     run.recorder.opened()
-    for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples=300)):
+    for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples_per_epoch=300)):
         drawn += len(indices)
         run.optimizer.zero_grad()
         loss = run.task.loss(run.model, indices)

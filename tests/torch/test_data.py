@@ -38,7 +38,7 @@ def test_an_epoch_may_be_as_long_as_one_says() -> None:
 @pytest.mark.parametrize("loader", [DataLoader(Stream()), [1, 2], iter([])])
 def test_data_without_a_length_need_an_end(loader: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"no length: say where the epoch ends with epoch\(loader, samples=…\) or rounds"
+        ValueError, match=r"no length: say where the epoch ends with epoch\(loader, samples_per_epoch=…\) or rounds"
     ):
         epoch_length(loader, None, None)
 
@@ -50,7 +50,7 @@ def test_an_end_must_be_positive(samples: float | None, rounds: int | None) -> N
 
 
 def test_an_epoch_has_one_end() -> None:
-    with pytest.raises(ValueError, match="by samples= or by rounds=, not by both"):
+    with pytest.raises(ValueError, match="by samples_per_epoch= or by rounds=, not by both"):
         epoch_length(DataLoader(DATA), 1, 1)
 
 

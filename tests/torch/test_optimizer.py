@@ -304,6 +304,16 @@ def test_keywords_are_horovods_in_horovods_order() -> None:
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in ours[len(theirs) :])
 
 
+def test_a_rate_that_is_to_be_scaled_must_be_there() -> None:
+    class Rateless(torch.optim.Optimizer):
+        def __init__(self, params: Iterable[torch.Tensor]) -> None:
+            super().__init__(params, {})
+
+    model = small_model()
+    with pytest.raises(ValueError, match="lr_scaling='sqrt' needs an optimizer with a learning rate"):
+        hvd.DistributedOptimizer(Rateless(model.parameters()), lr_scaling="sqrt", reference_batch_size=8)
+
+
 def test_skip_synchronize_points_to_clip_grad_norm() -> None:
     _, optimizer = distributed()
     with pytest.raises(RuntimeError, match="clip_grad_norm="):

@@ -51,6 +51,7 @@ def test_horovods_failures_name_the_rank_and_what_to_look_for(what: str, monkeyp
         raise horovod.HorovodInternalError("Horovod has been\nshut down")
 
     wire = HorovodWire(hvd.global_process_set)
+    monkeypatch.setattr(horovod, "poll", lambda handle: True)
     for name in ("grouped_allreduce_async_", "broadcast_async_", "synchronize"):
         monkeypatch.setattr(horovod, name, fail)
     action = {
@@ -66,12 +67,16 @@ def test_horovods_failures_name_the_rank_and_what_to_look_for(what: str, monkeyp
         action()
 
 
-def test_ranks_that_do_not_come_to_a_gathering_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["gather", "broadcast_"])
+def test_ranks_that_do_not_come_are_not_waited_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     monkeypatch.setattr(shutdown, "expect_no_answer", lambda: told.append(True))
     monkeypatch.setattr(horovod, "poll", lambda handle: False)
-    with pytest.raises(
-        hvd.ExchangeTimeout, match=r"rank 0: not every rank has come to 'tests.wire.lonely' within 0.05 s"
-    ):
-        HorovodWire(hvd.global_process_set).gather([1], "tests.wire.lonely", 0.05)
+    wire, name = HorovodWire(hvd.global_process_set, 0.05), f"tests.wire.lonely.{what}"
+    come = {
+        "gather": lambda: wire.gather([1], name, 0.05),
+        "broadcast_": lambda: wire.broadcast_([torch.ones(1)], name),
+    }
+    with pytest.raises(hvd.ExchangeTimeout, match=rf"rank 0: not every rank has come to '{name}' within 0.05 s"):
+        come[what]()
     assert told == [True]
