@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import horovod_abs.torch as hvd
 from horovod_abs import emulate, options
 from horovod_abs.examples import mnist
-from horovod_abs.examples.trial import Trial, report
+from horovod_abs.examples.trial import Trial, label_of, report
 from horovod_abs.observe.results import Result
 from horovod_abs.observe.summary import Summary, summarise, summarise_totals
 from horovod_abs.torch.replay import ReplayTask
@@ -108,7 +108,7 @@ def train_plain(
     return summarise_totals(samples, compute_seconds, seconds, rounds=len(batches), ideal=trial.ideal), batches
 
 
-ALGORITHMS = {"abs": (train_abs, "ABS-SGD"), "ssgd": (train_plain, "synchronous Horovod")}
+ALGORITHMS = {"abs": train_abs, "ssgd": train_plain}
 
 
 def main() -> None:
@@ -131,19 +131,19 @@ def main() -> None:
         pace=pace,
         ideal=ideal,
     )
-    train, label = ALGORITHMS[args.algorithm]
     model = mnist.SmallCNN()
-    summary, batches = train(args, model, train_set, trial)
+    summary, batches = ALGORITHMS[args.algorithm](args, model, train_set, trial)
     if hvd.rank() == 0:
         trial.keep(model, summary.samples)
         run_with = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(args).items()}
+        label = "synchronous Horovod" if args.algorithm == "ssgd" else label_of(args.exchange)
         report(Result(label, trial.curve(test_set), tuple(batches), summary, run_with), args.target_accuracy, args.json)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithm", choices=ALGORITHMS, default="abs", help="abs, or plain Horovod (default: abs)")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="abs", help="ours, or plain Horovod (default: abs)")
     parser.add_argument("--epochs", type=_positive_int, default=10)
     parser.add_argument("--micro-batch", type=_positive_int, default=16, help="samples (default: 16)")
     parser.add_argument("--lr", type=float, default=0.1)

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from horovod_abs.emulate import Pace
 from horovod_abs.examples import mnist
+from horovod_abs.exchanges import Exchange, ModelUpdates
 from horovod_abs.observe.progress import TrainingBar
 from horovod_abs.observe.results import Point, Result
 from horovod_abs.observe.stopwatch import Stopwatch
@@ -94,6 +95,15 @@ class Trial:
     def curve(self, test_set: TensorDataset) -> tuple[Point, ...]:
         """Test what was kept."""
         return tuple(Point(seconds, samples, mnist.accuracy(model, test_set)) for seconds, samples, model in self._kept)
+
+
+def label_of(exchange: Exchange) -> str:
+    """What a run with this exchange is called in tables and legends."""
+    if isinstance(exchange, ModelUpdates):
+        return "model updates"
+    if exchange.delay == 0:
+        return "ABS-SGD, waiting"
+    return "ABS-SGD" if exchange.staleness is None else f"ABS-SGD, {exchange.staleness}"
 
 
 def report(result: Result, target: float | None, path: Path | None) -> None:
