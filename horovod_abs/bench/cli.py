@@ -67,6 +67,16 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split(","))
 
 
+def _momenta(text: str) -> tuple[float, ...]:
+    try:
+        momenta = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        momenta = (-1.0,)
+    if not all(0 <= momentum < 1 for momentum in momenta):
+        raise ValueError(f"{text!r} is not a list of numbers from 0 to below 1, such as 0,0.9")
+    return momenta
+
+
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result to this PNG.", dir_okay=False)]
 
@@ -185,6 +195,51 @@ def idle(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     result = bench.measure(setting)
+    Console().print(bench.to_table(result))
+    _write(result, json_file)
+    _save(lambda: bench.draw(result), plot)
+
+
+@app.command()
+def convergence(
+    speeds: Annotated[
+        Any, typer.Option(parser=_checked(options.positive_numbers), metavar="S,S,…", help="Speed of each rank.")
+    ] = "1,1,0.5,0.25",
+    exchanges: Annotated[
+        Any, typer.Option(parser=_checked(options.positive_numbers), metavar="S,S,…", help="Seconds of an exchange.")
+    ] = "0.02,0.1,0.25",
+    learning_rates: Annotated[
+        Any,
+        typer.Option(
+            parser=_checked(options.positive_numbers),
+            metavar="R,R,…",
+            help="To try each way with; times 1 − m with momentum m.",
+        ),
+    ] = "0.1,0.2,0.4,0.8,1.6",
+    momenta: Annotated[
+        Any, typer.Option(parser=_checked(_momenta), metavar="M,M,…", help="To try each of them with.")
+    ] = "0,0.9",
+    target: Annotated[float, typer.Option(help="Test accuracy to reach.")] = 0.95,
+    seeds: Annotated[int, typer.Option(min=1, help="So many; the median counts.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="To 80 % over one network, in under a minute.")] = False,
+    plot: PlotFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Virtual time that ways of training really take to a test accuracy on MNIST; 20 minutes of one core."""
+    from horovod_abs.bench import convergence as bench
+
+    try:
+        setting = bench.Setting(
+            speeds,
+            exchanges=exchanges,
+            learning_rates=learning_rates,
+            momenta=momenta,
+            target=target,
+            seeds=tuple(range(seeds)),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = bench.measure(bench.QUICK if quick else setting)
     Console().print(bench.to_table(result))
     _write(result, json_file)
     _save(lambda: bench.draw(result), plot)
