@@ -64,9 +64,9 @@ def test_runs_all_algorithms_on_the_same_cluster_and_draws(tmp_path: Path, monke
     (ranks, module, plain, controller), (_, _, adaptive, _), (_, _, updates, _) = started
     assert (ranks, module, controller) == (4, "horovod_abs.examples.torch_mnist", "gloo")
     assert (plain.algorithm, adaptive.algorithm, updates.algorithm) == ("ssgd", "abs", "abs")
-    assert (adaptive.exchange, updates.exchange) == (Gradients(), ModelUpdates())
+    assert (adaptive.exchange, updates.exchange) == (Gradients(staleness="lookahead"), ModelUpdates())
     assert plain.speeds == (1.0, 1.0, 0.5, 0.25)
-    for same in ("speeds", "base_ms", "micro_batch", "seed", "eval_every"):
+    for same in ("speeds", "base_ms", "micro_batch", "seed"):
         assert getattr(plain, same) == getattr(adaptive, same) == getattr(updates, same)
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
