@@ -201,6 +201,36 @@ def idle(
 
 
 @app.command()
+def target(
+    samples: Annotated[float, typer.Option(help="The target.")] = 320.0,
+    micro_batches: Annotated[
+        Any,
+        typer.Option(
+            parser=_checked(options.positive_numbers), metavar="S,S,…", help="Seconds of a micro-batch of each rank."
+        ),
+    ] = "0.02,0.02,0.04,0.08",
+    slower: Annotated[int, typer.Option(help="The rank that becomes half as fast.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Rounds before it does, and as many after.")] = 200,
+    local_time: Annotated[bool, typer.Option("--local-time", help="Each rank keeps the time, as with Gloo.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    plot: PlotFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """How well TargetBatchClock holds the global batch, in virtual time with the production engine."""
+    from horovod_abs.bench import target as bench
+
+    tick = None if local_time else 0.001
+    try:
+        setting = bench.Setting(samples, micro_batches, slower, rounds, tick=tick, seed=seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = bench.measure(setting)
+    Console().print(bench.to_table(result))
+    _write(result, json_file)
+    _save(lambda: bench.draw(result), plot)
+
+
+@app.command()
 def convergence(
     speeds: Annotated[
         Any, typer.Option(parser=_checked(options.positive_numbers), metavar="S,S,…", help="Speed of each rank.")
