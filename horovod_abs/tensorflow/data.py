@@ -21,8 +21,8 @@ def epoch_length(samples: float | None, rounds: int | None) -> float:
         return math.inf
     if samples is None:
         raise ValueError(
-            "how many samples the batches hold is not known: say where the epoch ends with epoch(batches, samples=…) "
-            "or rounds=…, or use hvd.adaptive_dataset"
+            "how many samples the batches hold is not known: say where the epoch ends with epoch(batches, "
+            "samples_per_epoch=…) or rounds=…, or use hvd.adaptive_dataset"
         )
     return samples
 

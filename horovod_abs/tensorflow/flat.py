@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -46,6 +46,11 @@ class Layout:
                 for size, dtype in zip(self.sizes, self.dtypes, strict=True)
             ]
 
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
+        """The kinds of the flat tensors."""
+        return [tf.TensorSpec((size,), dtype) for size, dtype in zip(self.sizes, self.dtypes, strict=True)]
+
     def flatten(self, tensors: Sequence[Gradient]) -> list[tf.Tensor]:
         """Lay tensors flat, one of each variable's shape; zeros in the place of ``None``."""
         return [
@@ -76,39 +81,32 @@ def native(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-@tf.function(autograph=False, reduce_retracing=True)
-def _sums(flats: list[tf.Tensor]) -> list[tf.Tensor]:
-    return [tf.reduce_sum(flat) for flat in flats]
-
-
-@tf.function(autograph=False, reduce_retracing=True)
-def _finite_everywhere(flats: list[tf.Tensor]) -> tf.Tensor:
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(flat)) for flat in flats])
-
-
-def all_finite(flats: list[tf.Tensor]) -> bool:
-    """Whether every element is finite.
+def all_finite(flats: list[tf.Tensor]) -> tf.Tensor:
+    """Whether every element is finite; traced.
 
     A sum is finite only if all its terms are, and costs one pass. Where it is not, it may have overflowed, so the
     terms are looked at one by one.
     """
-    return bool(np.isfinite(_sums(flats)).all()) or bool(_finite_everywhere(flats))
+    sums = tf.stack([tf.math.is_finite(tf.reduce_sum(flat)) for flat in flats])
+    return tf.cond(
+        tf.reduce_all(sums),
+        lambda: tf.constant(True),
+        lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(flat)) for flat in flats]),
+    )
 
 
-@tf.function(autograph=False, reduce_retracing=True)
-def _squares(flats: list[tf.Tensor]) -> tf.Tensor:
-    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(flat)), tf.float64) for flat in flats])
+def norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The 2-norm of all elements together, a float64 scalar; traced."""
+    return tf.sqrt(tf.add_n([tf.cast(tf.reduce_sum(tf.square(tensor)), tf.float64) for tensor in tensors]))
 
 
-def norm(flats: list[tf.Tensor]) -> float:
-    """The 2-norm of all elements together."""
-    return float(np.sqrt(_squares(flats)))
+def compiled(function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
+    """``function`` compiled once for arguments of these kinds, which saves finding out their kind at each call."""
+    with tf.init_scope():
+        return tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
-@tf.function(autograph=False, reduce_retracing=True)
-def scaled(flats: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors times a float64 scalar."""
-    return [flat * tf.cast(factor, flat.dtype) for flat in flats]
+SCALAR = tf.TensorSpec((), tf.float64)
 
 
 def digest_of(tensors: Sequence[tf.Tensor | tf.Variable]) -> int:

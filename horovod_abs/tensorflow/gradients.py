@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from horovod_abs.core.ledger import Column, Entry, Floats, Ledger
 from horovod_abs.exchanges import Gradients
-from horovod_abs.tensorflow.flat import Gradient, all_finite, digest_of, norm
+from horovod_abs.tensorflow.flat import SCALAR, Gradient, all_finite, compiled, digest_of
 from horovod_abs.tensorflow.payloads import ExchangedSum, Options
 from horovod_abs.tensorflow.staleness import AsPublished, Lookahead, Taylor
 from horovod_abs.tensorflow.wire import Tensors, Wire
@@ -39,9 +40,9 @@ class GradientPayload(ExchangedSum):
         with tf.init_scope():
             self._accumulators = self._layout.buffers()
             self._present = tf.Variable(tf.zeros([len(self.parameters)], tf.float64), trainable=False)
-        self._release = tf.function(self._trace_release, autograph=False)
-        self._steps: dict[tuple[bool, ...], Callable[..., Any]] = {}
-        self._predictions: dict[tuple[bool, ...], Callable[..., Any]] = {}
+        self._release = compiled(self._trace_release)
+        self._steps: dict[tuple[bool, ...], Callable[..., tf.Tensor]] = {}
+        self._predictions: dict[tuple[bool, ...], Callable[..., None]] = {}
         if self._exchange.staleness == "taylor":
             self._staleness = Taylor(self.parameters, self._exchange.taylor_lambda)
         elif self._exchange.staleness == "lookahead":
@@ -74,9 +75,9 @@ class GradientPayload(ExchangedSum):
             self._staleness.begin()
         if ledger.rounds % self._options.digest_every == 0:
             row[Column.DIGEST] = digest_of(self.parameters)
-        flats, packed = self._pack(row, present.numpy(), flats)
-        self._send(flats, packed, ledger.last_weight)
-        self._predict(flats, ledger)
+        self._send(flats, row, present, 1.0, ledger.last_weight)
+        if row[Column.WEIGHT] and not self.launches_first:
+            self._predict(flats, present.numpy() > 0, float(row[Column.WEIGHT]), ledger)
 
     def _trace_release(self) -> tuple[Tensors, tf.Tensor]:
         """What was accumulated, and for which parameters; begins anew."""
@@ -87,28 +88,26 @@ class GradientPayload(ExchangedSum):
         self._present.assign(tf.zeros_like(self._present))
         return flats, present
 
-    def _predict(self, flats: Tensors, ledger: Ledger) -> None:
-        """Let a staleness remedy look ahead with this rank's own mean gradient."""
-        weight = float(self._mine[Column.WEIGHT])
-        if self.launches_first or weight == 0:
-            return
-        scale = self._clipped(flats, 1.0 / weight)
-        factor = self._factor(ledger.last_weight or weight, float(ledger.weight.sum()))
-        present = tuple(self._present_here.tolist())
-        if present not in self._predictions:
-            self._predictions[present] = tf.function(self._prediction(present), autograph=False)
-        self._predictions[present](flats, tf.constant(scale, tf.float64), factor)
+    def _predict(self, flats: Tensors, present: Any, weight: float, ledger: Ledger) -> None:
+        """Let a staleness remedy look ahead with this rank's own mean gradient, if it is finite."""
+        factor = self._options.scaling.factor(ledger.last_weight or weight, float(ledger.weight.sum()))
+        pattern = tuple(present.tolist())
+        if pattern not in self._predictions:
+            trace = functools.partial(self._trace_prediction, pattern)
+            self._predictions[pattern] = compiled(trace, self._layout.specs, SCALAR, SCALAR)
+        self._predictions[pattern](flats, tf.constant(1.0 / weight, tf.float64), tf.constant(factor, tf.float64))
 
-    def _prediction(self, present: tuple[bool, ...]) -> Callable[..., None]:
-        def predict(flats: Tensors, scale: tf.Tensor, factor: tf.Tensor | None) -> None:
-            gradients = self._means(flats, scale, present)
+    def _trace_prediction(self, present: tuple[bool, ...], flats: Tensors, scale: tf.Tensor, factor: tf.Tensor) -> None:
+        gradients = self._means(flats, scale, present)
+
+        def predict() -> None:
             self._staleness.predict(lambda: self._update(gradients, factor), self._state())
 
-        return predict
+        tf.cond(all_finite(flats), predict, lambda: None)
 
-    def _means(self, flats: Tensors, scale: tf.Tensor, present: tuple[bool, ...]) -> list[Gradient]:
+    def _means(self, flats: Tensors, scale: tf.Tensor, present: tuple[bool, ...]) -> Sequence[Gradient]:
         means = self._layout.split([flat * tf.cast(scale, flat.dtype) for flat in flats])
-        return [mean if here else None for mean, here in zip(means, present, strict=True)]
+        return self._clipped([mean if here else None for mean, here in zip(means, present, strict=True)])
 
     # -- the update ------------------------------------------------------------------------------------------------
 
@@ -119,29 +118,22 @@ class GradientPayload(ExchangedSum):
         """
         flats, self._result = self._result, None
         assert flats is not None
-        finite = entry.weight == 0 or all_finite(flats)
-        if not (entry.weight and finite):
+        if not entry.weight:
             self._staleness.nothing_to_update()
-            return finite
-        scale = self._clipped(flats, 1.0 / (entry.weight * self._result_scale))
+            return True
         present = tuple(self._result_present.tolist())
         if present not in self._steps:
-            self._steps[present] = tf.function(self._step(present), autograph=False)
-        self._steps[present](flats, tf.constant(scale, tf.float64), self._factor(entry.weight, samples_before))
-        return True
+            trace = functools.partial(self._trace_step, present)
+            self._steps[present] = compiled(trace, self._layout.specs, SCALAR, SCALAR)
+        scale = 1.0 / (entry.weight * self._result_scale)
+        factor = self._options.scaling.factor(entry.weight, samples_before)
+        return bool(self._steps[present](flats, tf.constant(scale, tf.float64), tf.constant(factor, tf.float64)))
 
-    def _step(self, present: tuple[bool, ...]) -> Callable[..., None]:
-        def step(flats: Tensors, scale: tf.Tensor, factor: tf.Tensor | None) -> None:
-            gradients = self._staleness.before_update(self._means(flats, scale, present))
-            self._update(gradients, factor)
-
-        return step
-
-    def _clipped(self, flats: Tensors, scale: float) -> float:
-        """The factor that makes a sum a mean, smaller where the mean would be longer than ``clip_grad_norm``."""
-        if self._options.clip_grad_norm is None:
-            return scale
-        return scale * min(1.0, self._options.clip_grad_norm / (norm(flats) * scale + 1e-6))
+    def _trace_step(self, present: tuple[bool, ...], flats: Tensors, scale: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        finite = all_finite(flats)
+        gradients = self._staleness.before_update(self._means(flats, scale, present))
+        tf.cond(finite, lambda: self._update(gradients, factor), lambda: None)
+        return finite
 
     def agree(self) -> None:
         """Take over parameters and optimizer state of rank 0; all ranks call it at the same merge."""

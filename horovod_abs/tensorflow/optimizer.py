@@ -142,7 +142,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
         sparse_as_dense=sparse_as_dense,
         digest_every=digest_every,
     )
-    user_class, wire, identity = type(optimizer), open_wire(process_set), Identity.next(process_set)
+    user_class, wire, identity = type(optimizer), open_wire(process_set, exchange_timeout), Identity.next(process_set)
     self = _of_both_classes(optimizer)
     if name is not None:
         self.name = name
@@ -266,20 +266,20 @@ class DistributedOptimizerMixin(RoundsMixin):
         return merged
 
     def epoch(
-        self, batches: Iterable[Any], *, samples: float | None = None, rounds: int | None = None
+        self, batches: Iterable[Any], *, samples_per_epoch: float | None = None, rounds: int | None = None
     ) -> Iterator[Any]:
         """Go through ``batches`` until the epoch ends, on all ranks at the same exchange.
 
         With an :func:`adaptive_dataset` every sample of it is drawn exactly once, by whichever rank has time for it.
         Anything else is begun again as often as needed, and the epoch ends when all ranks together have drawn
-        ``samples``.
+        ``samples_per_epoch``.
 
         All ranks call it; leaving it by ``break`` or an exception ends the epoch on all ranks. Nothing is pending
         afterwards.
 
         Args:
             batches: This rank's batches, e.g. a ``tf.data.Dataset``.
-            samples: The epoch ends when all ranks together have drawn this many.
+            samples_per_epoch: The epoch ends when all ranks together have drawn this many.
             rounds: The epoch ends after so many rounds instead.
 
         Raises:
@@ -290,11 +290,13 @@ class DistributedOptimizerMixin(RoundsMixin):
         state.close_epoch_before()
         sampler = adaptive_sampler_of(batches)
         if sampler is not None:
-            if samples is not None or rounds is not None:
-                raise ValueError("an epoch of an adaptive_dataset ends by itself: leave samples= and rounds= out")
+            if samples_per_epoch is not None or rounds is not None:
+                raise ValueError(
+                    "an epoch of an adaptive_dataset ends by itself: leave samples_per_epoch= and rounds= out"
+                )
             own = sampler.batches()
         else:
-            drawn = epoch_length(samples, rounds)
+            drawn = epoch_length(samples_per_epoch, rounds)
             own = state.driver.epoch(
                 epoch_batches(batches), count_samples, drawn=drawn, rounds=math.inf if rounds is None else rounds
             )

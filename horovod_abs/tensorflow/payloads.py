@@ -15,8 +15,10 @@ from horovod.tensorflow.compression import Compression
 
 from horovod_abs import rounds
 from horovod_abs.core.ledger import Column, Flag, Floats
-from horovod_abs.tensorflow.flat import Gradient, Layout, all_finite, native, scaled
+from horovod_abs.tensorflow.flat import Gradient, Layout, all_finite, native, norm
 from horovod_abs.tensorflow.wire import Tensors, Wire
+
+_PLAIN = (bool, int, float, str, type(None))
 
 FIRST_EXPECTED_WEIGHT = 1024.0
 """About how many samples the first sum is taken to hold, before there is a ledger that says so."""
@@ -78,9 +80,8 @@ class ExchangedSum:
         self._eager: dict[tuple[bool, ...], Callable[..., Any]] = {}
         self._sums: Future[Tensors] | None = None
         self._result: Tensors | None = None
-        self._contexts: list[Any] = []
         self._scale = self._result_scale = 1.0
-        self._mine: Floats = np.zeros(len(Column))
+        self._sent = list(self._layout.dtypes)
         self._result_present = np.zeros(0, dtype=bool)
 
     # -- a micro-batch ---------------------------------------------------------------------------------------------
@@ -153,9 +154,10 @@ class ExchangedSum:
 
     def take_pending(self) -> tuple[int, float]:
         """Micro-batches handed over since the last look, and the samples in them."""
-        micro_batches, samples = self._pending.numpy().tolist()
+        handle = self._pending.handle  # the plain operations: it happens after each micro-batch
+        micro_batches, samples = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64).numpy().tolist()
         if micro_batches:
-            self._pending.assign(self._nothing)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=self._nothing)
         return int(micro_batches), samples
 
     def count_eagerly(self) -> float | None:
@@ -168,33 +170,51 @@ class ExchangedSum:
 
     # -- the exchange ----------------------------------------------------------------------------------------------
 
-    def _pack(self, row: Floats, present: Floats, flats: Tensors) -> tuple[Tensors, tf.Tensor]:
-        """What is exchanged, and this rank's row and what it has something for, laid into a tensor that travels along.
+    def _send(self, flats: Tensors, row: Floats, present: tf.Tensor, weight: float, expected_weight: float) -> None:
+        """Start to sum tensors, with the ledger; all that takes time happens in the submitting thread.
 
-        Tensors that are not finite are dropped by selection: zeros in their place, and weight 0. The host waits for
-        this decision once a round.
+        Args:
+            flats: What is summed, times ``weight``.
+            row: This rank's row.
+            present: What this rank has something for, a float64 vector.
+            weight: What the tensors are multiplied by.
+            expected_weight: About the sum of all ranks' weights.
         """
-        columns, ranks = len(Column), self._wire.size * len(Column)
-        ledger = np.zeros(ranks + len(present))
-        mine = ledger[self._wire.rank * columns :][:columns]
-        mine[:], ledger[ranks:] = row, present
-        if row[Column.WEIGHT] > 0 and not all_finite(flats):
-            mine[Column.WEIGHT], ledger[ranks:] = 0.0, 0.0
-            mine[Column.FLAGS] += float(Flag.NONFINITE)
-            flats = [tf.zeros_like(flat) for flat in flats]
-        self._mine, self._present_here = mine, ledger[ranks:] > 0
-        return flats, tf.constant(ledger)
-
-    def _send(self, flats: Tensors, ledger: tf.Tensor, expected_weight: float) -> None:
-        """Start to sum."""
         self._scale = 1.0 / self._options.gradient_predivide_factor
         if self._options.compression is not Compression.none:
             self._scale /= 2.0 ** round(np.log2(expected_weight or FIRST_EXPECTED_WEIGHT))
-        if self._scale != 1.0:
-            flats = scaled(flats, tf.constant(self._scale, tf.float64))
-        compressed = [self._options.compression.compress(flat) for flat in flats]
-        self._contexts = [context for _, context in compressed]
-        self._sums = self._wire.start_sum([*(flat for flat, _ in compressed), ledger], self._name)
+        given = [*flats, tf.constant(row), present, tf.constant(weight * self._scale, tf.float64)]
+        self._sums = self._wire.start_sum(given, self._name, self._pack)
+
+    def _pack(self, given: Tensors) -> Tensors:
+        """What travels: the tensors, scaled and compressed, and the ledger with this rank's row in it; traced.
+
+        Tensors that are not finite are dropped by selection: zeros in their place, and weight 0.
+        """
+        *flats, row, present, scale = given
+        kept = tf.logical_or(all_finite(flats), tf.equal(row[Column.WEIGHT], 0.0))
+        if self._scales:
+            flats = [flat * tf.cast(scale, flat.dtype) for flat in flats]
+        flats = tf.cond(
+            kept, lambda: [tf.identity(flat) for flat in flats], lambda: [tf.zeros_like(flat) for flat in flats]
+        )
+        dropped = np.zeros(len(Column))
+        dropped[Column.FLAGS] = float(Flag.NONFINITE)
+        weightless = np.ones(len(Column))
+        weightless[Column.WEIGHT] = 0.0
+        row = tf.where(kept, row, row * weightless + dropped)
+        others = [tf.zeros([len(Column) * ranks], tf.float64) for ranks in (self._wire.rank, self._ranks_after)]
+        ledger = tf.concat([others[0], row, others[1], present * tf.cast(kept, tf.float64)], 0)
+        return [*(self._options.compression.compress(flat)[0] for flat in flats), ledger]
+
+    @property
+    def _scales(self) -> bool:
+        """Whether tensors are multiplied by anything before they travel."""
+        return self._options.compression is not Compression.none or self._options.gradient_predivide_factor != 1.0
+
+    @property
+    def _ranks_after(self) -> int:
+        return self._wire.size - self._wire.rank - 1
 
     def poll(self) -> bool:
         """Whether the exchange in flight is complete."""
@@ -207,8 +227,7 @@ class ExchangedSum:
         self._sums = None
         self._result_scale = self._scale
         self._result = [
-            self._options.compression.decompress(flat, context)
-            for flat, context in zip(flats, self._contexts, strict=True)
+            self._options.compression.decompress(flat, dtype) for flat, dtype in zip(flats, self._sent, strict=True)
         ]
         values = ledger.numpy()
         ranks = self._wire.size * len(Column)
@@ -217,27 +236,38 @@ class ExchangedSum:
 
     def options(self) -> int:
         """Fingerprint of the optimizer's hyper-parameters, below 2**48."""
-        config = {key: value for key, value in self._optimizer.get_config().items() if key != "name"}
-        return int.from_bytes(hashlib.blake2b(repr(config).encode(), digest_size=6).digest(), "big")
+        plain = [(key, value) for key, value in vars(self._optimizer).items() if type(value) in _PLAIN]
+        given = sorted(item for item in plain if item[0] != "name" and not item[0].startswith("_"))
+        text = repr((self._rate(), given))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+    def _rate(self) -> Any:
+        """The learning rate, or what a schedule of it was made of."""
+        rate = self._optimizer._learning_rate
+        if isinstance(rate, keras.Variable):
+            return tf.raw_ops.ReadVariableOp(resource=rate.value.handle, dtype=rate.value.dtype).numpy().item()
+        return rate.get_config() if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
     # -- the user's optimizer --------------------------------------------------------------------------------------
 
-    def _update(self, gradients: Sequence[Gradient], factor: tf.Tensor | None) -> None:
+    def _update(self, gradients: Sequence[Gradient], factor: tf.Tensor) -> None:
         """Take a step of the user's optimizer, with its learning rate times ``factor``; traced."""
         here = [(g, p) for g, p in zip(gradients, self.parameters, strict=True) if g is not None]
         if not here:
             return
-        self.learning_rate_factor = factor
+        self.learning_rate_factor = None if self._options.scaling.rule == "none" else factor
         try:
             self._user_class.apply(self._optimizer, [tf.cast(g, p.dtype) for g, p in here], [p for _, p in here])
         finally:
             self.learning_rate_factor = None
 
-    def _factor(self, batch: float, before: float) -> tf.Tensor | None:
-        """By what the learning rate is multiplied; ``None`` if it is never."""
-        if self._options.scaling.rule == "none":
-            return None
-        return tf.constant(self._options.scaling.factor(batch, before), tf.float64)
+    def _clipped(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
+        """No longer together than ``clip_grad_norm``; traced."""
+        longest, here = self._options.clip_grad_norm, [g for g in gradients if g is not None]
+        if longest is None or not here:
+            return gradients
+        scale = tf.minimum(tf.ones([], tf.float64), longest / (norm(here) + 1e-6))
+        return [None if g is None else g * tf.cast(scale, g.dtype) for g in gradients]
 
     def _state(self) -> list[tf.Variable]:
         """All that the user's optimizer keeps: moments, the count of steps, the learning rate."""

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.compression import Compression
 
 from horovod_abs.core.ledger import Column, Entry, Floats, Ledger
 from horovod_abs.exchanges import ModelUpdates
-from horovod_abs.tensorflow.flat import Gradient, Layout, all_finite, digest_of, native, scaled
+from horovod_abs.tensorflow.flat import SCALAR, Gradient, Layout, all_finite, compiled, digest_of, native
 from horovod_abs.tensorflow.payloads import FIRST_EXPECTED_WEIGHT, ExchangedSum, Options
 from horovod_abs.tensorflow.wire import Tensors, Wire
 
@@ -64,19 +63,22 @@ class UpdatePayload(ExchangedSum):
         super().lay_out(variables)
         self._kept = self._moments() if self._exchange.average_state else []
         self._kept_layout = Layout(self._kept)
+        self._sent += self._kept_layout.dtypes
         self._mean_state: Tensors | None = None
         with tf.init_scope():
             self._central = self._layout.buffers()
             self._start = self._layout.buffers()
             self._fresh = tf.Variable(True, trainable=False)
-            self._rate = tf.Variable(1.0, dtype=tf.float64, trainable=False)
-        self._rate.assign(self._options.scaling.factor(self._wire.size, self.steps))
+            self._factor = tf.Variable(1.0, dtype=tf.float64, trainable=False)
+        self._factor.assign(self._options.scaling.factor(self._wire.size, self.steps))
         self._outer = self._exchange.outer(self._central) if self._exchange.outer is not None else None
-        self._hand_over_update = tf.function(self._trace_update, autograph=False)
-        self._rebase = tf.function(self._trace_rebase, autograph=False)
-        self._go_on = tf.function(self._trace_go_on, autograph=False)
-        self._move_central = tf.function(self._trace_move, autograph=False)
-        self._return = tf.function(self._trace_return, autograph=False)
+        if self._outer is not None and not self._outer.built:
+            self._outer.build(self._central)
+        self._hand_over_update = compiled(self._trace_update)
+        self._rebase = compiled(self._trace_rebase, self._layout.specs)
+        self._go_on = compiled(self._trace_go_on)
+        self._move_central = compiled(self._trace_move, [*self._layout.specs, *self._kept_layout.specs], SCALAR)
+        self._return = compiled(self._trace_return)
 
     def _moments(self) -> list[tf.Variable]:
         """What the optimizer keeps for each parameter."""
@@ -97,16 +99,7 @@ class UpdatePayload(ExchangedSum):
         self._take_start()
         if self._options.loss_reduction == "sum":
             gradients = [None if g is None else g / tf.cast(samples, g.dtype) for g in gradients]
-        if self._options.clip_grad_norm is not None:
-            gradients = self._clipped(gradients, self._options.clip_grad_norm)
-        scales = self._options.scaling.rule != "none"
-        self._update(gradients, self._rate.read_value() if scales else None)
-
-    @staticmethod
-    def _clipped(gradients: Sequence[Gradient], longest: float) -> list[Gradient]:
-        squares = [tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in gradients if g is not None]
-        scale = tf.minimum(tf.ones([], tf.float64), longest / (tf.sqrt(tf.add_n(squares)) + 1e-6))
-        return [None if g is None else g * tf.cast(scale, g.dtype) for g in gradients]
+        self._update(self._clipped(gradients), self._factor.read_value())
 
     def _take_start(self) -> None:
         """The first round after a close starts from the model as it stands, whoever has set it meanwhile; traced."""
@@ -124,28 +117,36 @@ class UpdatePayload(ExchangedSum):
         if micro_batches:
             self.steps += micro_batches
             if self._options.scaling.rule != "none":
-                self._rate.assign(self._options.scaling.factor(self._wire.size, self.steps))
+                self._factor.assign(self._options.scaling.factor(self._wire.size, self.steps))
         return micro_batches, samples
 
     # -- the exchange ----------------------------------------------------------------------------------------------
 
     def launch(self, row: Floats, ledger: Ledger) -> None:
         """Hand over what this rank's steps have changed, and go on from the central model with it."""
-        updates = self._hand_over_update()
+        handed, finite = self._hand_over_update()
         weight = row[Column.WEIGHT] if self._exchange.weighting == "samples" else float(row[Column.WEIGHT] > 0)
         if ledger.rounds % self._options.digest_every == 0:
             row[Column.DIGEST] = digest_of(self._central)
-        handed, packed = self._pack(row, np.zeros(0), [*updates, *self._exchange_state()])
-        if row[Column.WEIGHT] > 0 and self._mine[Column.WEIGHT] == 0:
+        self._take_mean_state()  # this rank's own is on its way
+        dropped = row[Column.WEIGHT] > 0 and not finite
+        if dropped:
             self._heal_state()
-        self._rebase(handed[: len(updates)])
+        updates = handed[: len(self._central)]
+        self._rebase([tf.zeros_like(update) for update in updates] if dropped else updates)
         expected = ledger.last_weight if self._exchange.weighting == "samples" else float(self._wire.size)
-        handed = scaled(handed, tf.constant(weight, tf.float64)) if weight else [tf.zeros_like(flat) for flat in handed]
-        self._send(handed, packed, (expected or FIRST_EXPECTED_WEIGHT) * ROOM_FOR_UPDATES / _LARGEST_FLOAT16)
+        expected = (expected or FIRST_EXPECTED_WEIGHT) * ROOM_FOR_UPDATES / _LARGEST_FLOAT16
+        self._send(handed, row, tf.zeros([0], tf.float64), weight, expected)
 
-    def _trace_update(self) -> Tensors:
+    @property
+    def _scales(self) -> bool:
+        return True
+
+    def _trace_update(self) -> tuple[Tensors, tf.Tensor]:
+        """This rank's progress, what its optimizer keeps if that is averaged, and whether both are finite."""
         self._take_start()
-        return self._progress()
+        handed = [*self._progress(), *self._kept_layout.flatten(self._kept)]
+        return handed, all_finite(handed)
 
     def _progress(self) -> Tensors:
         flats = self._layout.flatten(self.parameters)
@@ -171,16 +172,21 @@ class UpdatePayload(ExchangedSum):
         assert flats is not None
         if entry.weight == 0:
             return True
-        if not all_finite(flats):
-            return False
         contributing = entry.column(Column.WEIGHT)
         total = entry.weight if self._exchange.weighting == "samples" else float((contributing > 0).sum())
-        means = scaled(flats, tf.constant(1.0 / (total * self._result_scale), tf.float64))
-        self._move_central(means[: len(self._central)])
-        self._mean_state = means[len(self._central) :]
-        return True
+        finite, *means = self._move_central(flats, tf.constant(1.0 / (total * self._result_scale), tf.float64))
+        if finite:
+            self._mean_state = means
+        return bool(finite)
 
-    def _trace_move(self, means: Tensors) -> None:
+    def _trace_move(self, flats: Tensors, scale: tf.Tensor) -> Tensors:
+        """Move the central model, if all is finite; returns whether it is, and the mean of what optimizers keep."""
+        finite = all_finite(flats)
+        means = [flat * tf.cast(scale, flat.dtype) for flat in flats]
+        tf.cond(finite, lambda: self._trace_add(means[: len(self._central)]), lambda: None)
+        return [finite, *means[len(self._central) :]]
+
+    def _trace_add(self, means: Tensors) -> None:
         if self._outer is not None:
             self._outer.apply([-mean for mean in means], self._central)
             return
@@ -228,14 +234,6 @@ class UpdatePayload(ExchangedSum):
 
     # -- the user's optimizer's own state --------------------------------------------------------------------------
 
-    def _exchange_state(self) -> Tensors:
-        """The state to hand over; if the mean of the round before is there, that is taken in its place."""
-        if not self._kept:
-            return []
-        flats = self._kept_layout.flatten(self._kept)
-        self._take_mean_state()
-        return flats
-
     def _take_mean_state(self) -> None:
         if self._mean_state:
             for variable, value in zip(self._kept, self._kept_layout.split(self._mean_state), strict=True):
@@ -260,8 +258,7 @@ class UpdatePayload(ExchangedSum):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave."""
         self.steps = int(state["steps"])
-        self._rate.assign(self._options.scaling.factor(self._wire.size, self.steps))
+        self._factor.assign(self._options.scaling.factor(self._wire.size, self.steps))
         if self._outer is not None and state["outer"] is not None:
-            self._outer.build(self._central)
             for variable, value in zip(self._outer.variables, state["outer"], strict=True):
                 native(variable).assign(value)

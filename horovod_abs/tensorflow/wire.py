@@ -7,9 +7,9 @@ is submitted by the same top-level function of the same thread.
 
 from __future__ import annotations
 
+import concurrent.futures
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,6 +22,11 @@ from horovod_abs import shutdown
 from horovod_abs.errors import ExchangeFailed, ExchangeTimeout
 
 Tensors = list[tf.Tensor]
+Prepare = Callable[[Tensors], Tensors]
+
+
+def _as_they_are(tensors: Tensors) -> Tensors:
+    return tensors
 
 
 class Wire(Protocol):
@@ -30,14 +35,23 @@ class Wire(Protocol):
     rank: int
     size: int
 
-    def start_sum(self, tensors: Tensors, name: str) -> Future[Tensors]:
-        """Start to sum ``tensors`` over all ranks."""
+    def start_sum(self, tensors: Tensors, name: str, before: Prepare = _as_they_are) -> Future[Tensors]:
+        """Start to sum over all ranks what ``before`` makes of some tensors, always the same for a name; traced."""
 
     def finish(self, sums: Future[Tensors]) -> Tensors:
-        """Wait for the sums. Raises :class:`ExchangeFailed` if they could not be carried out."""
+        """Wait for the sums.
+
+        Raises:
+            ExchangeFailed: they could not be carried out.
+            ExchangeTimeout: not every rank came in time.
+        """
 
     def broadcast(self, tensors: Tensors, name: str, root: int | None = None) -> Tensors:
-        """The tensors of one rank (of the world), by default the first; every rank calls it."""
+        """The tensors of one rank (of the world), by default the first; every rank calls it.
+
+        Raises:
+            ExchangeTimeout: not every rank came in time.
+        """
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
         """The values of every rank, in order of ranks; every rank calls it, with as many values.
@@ -48,26 +62,37 @@ class Wire(Protocol):
 
 
 class HorovodWire:
-    """Sums over a Horovod process set."""
+    """Sums over a Horovod process set.
 
-    def __init__(self, process_set: Any) -> None:
+    Args:
+        process_set: Horovod's.
+        timeout: Seconds to wait for the other ranks in a sum or a broadcast.
+    """
+
+    def __init__(self, process_set: Any, timeout: float = 60.0) -> None:
         self.process_set = process_set
+        self.timeout = timeout
         self.rank: int = process_set.rank()
         self.size: int = process_set.size()
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._submitter = Submitter()
 
-    def start_sum(self, tensors: Tensors, name: str) -> Future[Tensors]:
-        def sums(*given: tf.Tensor) -> Any:
-            return hvd.grouped_allreduce(list(given), op=hvd.Sum, name=name, **self._options)
+    def start_sum(self, tensors: Tensors, name: str, before: Prepare = _as_they_are) -> Future[Tensors]:
+        def sums(*tensors: tf.Tensor) -> Any:
+            given = before(list(tensors))
+            result: list[Any] = [None] * len(given)
+            for dtype in dict.fromkeys(tensor.dtype for tensor in given):  # an operation takes tensors of one type
+                places = [place for place, tensor in enumerate(given) if tensor.dtype == dtype]
+                group = [given[place] for place in places]
+                summed = hvd.grouped_allreduce(group, op=hvd.Sum, name=f"{name}.{dtype.name}", **self._options)
+                for place, tensor in zip(places, summed, strict=True):
+                    result[place] = tensor
+            return result
 
         return self._submitter.submit(self._compile(sums, name, tensors), *tensors)
 
     def finish(self, sums: Future[Tensors]) -> Tensors:
-        try:
-            return list(sums.result())
-        except tf.errors.OpError as error:
-            raise self._failed("the exchange in flight", error) from error
+        return list(self._finish(sums, "the exchange in flight", self.timeout))
 
     def broadcast(self, tensors: Tensors, name: str, root: int | None = None) -> Tensors:
         root = (self.process_set.ranks or [0])[0] if root is None else root
@@ -78,7 +103,8 @@ class HorovodWire:
                 for index, tensor in enumerate(given)
             ]
 
-        return self.finish(self._submitter.submit(self._compile(broadcasts, f"{name}.{root}", tensors), *tensors))
+        values = self._submitter.submit(self._compile(broadcasts, f"{name}.{root}", tensors), *tensors)
+        return list(self._finish(values, name, self.timeout))
 
     def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
         mine = tf.constant([values], dtype=tf.int64)
@@ -87,21 +113,22 @@ class HorovodWire:
             return hvd.allgather(given, name=name, **self._options)
 
         everyone = self._submitter.submit(self._compile(gathered, name, [mine]), mine)
-        deadline = time.monotonic() + timeout
-        while not everyone.done():
-            if time.monotonic() > deadline:
-                shutdown.expect_no_answer()
-                raise ExchangeTimeout(
-                    self.rank,
-                    f"not every rank has come to {name!r} within {timeout:g} s",
-                    "Make the same optimizers and begin the same epochs, in the same order, on every rank",
-                )
-            time.sleep(0.001)
+        rows: list[list[int]] = self._finish(everyone, name, timeout).numpy().tolist()
+        return rows
+
+    def _finish(self, future: Future[Any], name: str, timeout: float) -> Any:
+        concurrent.futures.wait([future], timeout)
+        if not future.done():
+            shutdown.expect_no_answer()
+            raise ExchangeTimeout(
+                self.rank,
+                f"not every rank has come to {name!r} within {timeout:g} s",
+                "Make the same optimizers and begin the same epochs, in the same order, on every rank",
+            )
         try:
-            rows: list[list[int]] = everyone.result().numpy().tolist()
+            return future.result()
         except tf.errors.OpError as error:
             raise self._failed(name, error) from error
-        return rows
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -130,9 +157,9 @@ class LocalWire:
     rank = 0
     size = 1
 
-    def start_sum(self, tensors: Tensors, name: str) -> Future[Tensors]:
+    def start_sum(self, tensors: Tensors, name: str, before: Prepare = _as_they_are) -> Future[Tensors]:
         done: Future[Tensors] = Future()
-        done.set_result(tensors)
+        done.set_result(before(tensors))
         return done
 
     def finish(self, sums: Future[Tensors]) -> Tensors:
@@ -145,9 +172,9 @@ class LocalWire:
         return [values]
 
 
-def open_wire(process_set: Any) -> Wire:
+def open_wire(process_set: Any, timeout: float = 60.0) -> Wire:
     """The wire over ``process_set``, or a local one for a process that is not part of it."""
-    return HorovodWire(process_set) if process_set.included() else LocalWire()
+    return HorovodWire(process_set, timeout) if process_set.included() else LocalWire()
 
 
 class Submitter:

@@ -291,7 +291,7 @@ class Trial:
         """One epoch with naps."""
         self.recorder.opened()
         batches = Loader(self.task, self.ranks) if batches is None else batches
-        for indices in self.optimizer.epoch(batches, **(end or {"samples": len(self.task.x)})):
+        for indices in self.optimizer.epoch(batches, **(end or {"samples_per_epoch": len(self.task.x)})):
             self.step(indices)
 
     def differs(self, rounds: Rounds, **how: Any) -> bool:

@@ -54,7 +54,7 @@ def train(ranks: Ranks, exchange: hvd.ModelUpdates, clock: Any = None, make: Any
     """Two epochs of a run with model updates."""
     trial = Trial(ranks, make, options={"exchange": exchange, "clock": clock or hvd.SyncClock(), **options})
     for _ in range(2):
-        trial.train(samples=150)
+        trial.train(samples_per_epoch=150)
     assert len(trial.optimizer.history) == trial.recorder.launches
     return trial
 
@@ -108,7 +108,7 @@ def gradients_as_pytorch(ranks: Ranks) -> list[dict[str, Any]]:
     records = []
     for rules in ({}, {"delay": 0}, {"staleness": "taylor", "taylor_lambda": 0.5}, {"staleness": "lookahead"}):
         trial = Trial(ranks, momentum, options={"exchange": hvd.Gradients(**rules), "clip_grad_norm": 0.4})
-        trial.train(samples=900)
+        trial.train(samples_per_epoch=400)
         records.append(record_of(trial, kind="Gradients", clip_grad_norm=0.4, **rules))
     return records
 
