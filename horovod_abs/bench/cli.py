@@ -131,13 +131,16 @@ def utilisation(
 @app.command()
 def overhead(
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of 4 micro-batches on each side.")] = 8,
+    exchange: Annotated[
+        str, typer.Option(parser=_checked(_exchange), metavar="E", help="As in bench utilisation.")
+    ] = "gradients",
     quick: Annotated[bool, typer.Option("--quick", help="Two rounds.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Time and memory that `step` costs on one rank, against PyTorch's own gradient accumulation."""
     from horovod_abs.bench import overhead as bench
 
-    result = bench.measure(2 if quick else rounds)
+    result = bench.measure(2 if quick else rounds, exchange)
     Console().print(bench.to_table(result))
     _write(result, json_file)
 

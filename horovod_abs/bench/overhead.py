@@ -13,6 +13,7 @@ passes and its steps; the larger difference, in units of the gradient's size.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -24,6 +25,7 @@ from rich.table import Table
 from torch import nn
 
 import horovod_abs.torch as hvd
+from horovod_abs import options
 from horovod_abs.bench.resnet import ResNet18
 from horovod_abs.bench.storages import LiveStorages
 from horovod_abs.observe.progress import open_bar
@@ -66,12 +68,15 @@ class Plain:
 
 
 class Ours:
-    """Our optimizer, on the same rounds."""
+    """Our optimizer, on the same rounds, with an exchange as in :func:`horovod_abs.options.exchange`."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchange: str = "gradients") -> None:
         self.model: nn.Module = ResNet18()
         self.optimizer = hvd.DistributedOptimizer(
-            _sgd(self.model), named_parameters=self.model.named_parameters(), clock=hvd.CountClock(ROUND)
+            _sgd(self.model),
+            named_parameters=self.model.named_parameters(),
+            exchange=options.exchange(exchange),
+            clock=hvd.CountClock(ROUND),
         )
 
     def step(self, last: bool) -> None:
@@ -100,27 +105,29 @@ class Memory:
     step: float
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(rounds: int, exchange: str = "gradients") -> dict[str, Any]:
     """Measure both, on this process as the only rank.
 
     Args:
         rounds: Timed on each side.
+        exchange: As in :func:`horovod_abs.options.exchange`.
 
     Returns:
         ``time_ratio``, ``extra_buffers``, and what they are made from.
 
     Raises:
-        ValueError: ``rounds`` is not positive.
+        ValueError: ``rounds`` is not positive, or an unknown exchange.
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
+    ours = functools.partial(Ours, exchange)
     hvd.init()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with open_bar(2 * ROUND * (rounds + 2 * _WARMUP_ROUNDS + 1)) as bar:
-            memory = {"abs": peaks(Ours, bar.update), "plain": peaks(Plain, bar.update)}
-            seconds = time_rounds({"abs": Ours(), "plain": Plain()}, rounds, bar.update)
+            memory = {"abs": peaks(ours, bar.update), "plain": peaks(Plain, bar.update)}
+            seconds = time_rounds({"abs": ours(), "plain": Plain()}, rounds, bar.update)
     finally:
         torch.set_num_threads(threads)
     return report(seconds, memory)

@@ -19,13 +19,18 @@ def test_report_takes_the_median_of_rounds_and_the_larger_difference() -> None:
     assert result["extra_buffers"] == 2.0
 
 
-def test_two_buffers_and_little_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "buffers"), [(["--rounds", "3"], 2.0), (["--rounds", "1", "--exchange", "lookahead"], 4.0)]
+)
+def test_two_buffers_and_little_time(
+    options: list[str], buffers: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(overhead, "_SIDE", 8)  # an eighth of the work of a real image: the ratio is worse than real
     path = tmp_path / "overhead.json"
-    outcome = CliRunner().invoke(app, ["overhead", "--rounds", "3", "--json", str(path)])
+    outcome = CliRunner().invoke(app, ["overhead", *options, "--json", str(path)])
     assert outcome.exit_code == 0, outcome.output
     result = json.loads(path.read_text())
-    assert result["extra_buffers"] <= 2.0
+    assert buffers - 1 < result["extra_buffers"] <= buffers
     assert result["peak_buffers"]["plain"]["step"] == pytest.approx(1.0, abs=1e-3)
     assert result["time_ratio"] < 2.0
     assert "extra memory" in outcome.output
