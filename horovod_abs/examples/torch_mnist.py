@@ -10,9 +10,7 @@ compute is stretched by sleeping. On a cluster that really is mixed pass ``--no-
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
-from pathlib import Path
+import copy
 
 import horovod.torch as plain_horovod
 import torch
@@ -20,18 +18,17 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import horovod_abs.torch as hvd
-from horovod_abs import emulate, options
 from horovod_abs.examples import mnist
-from horovod_abs.examples.trial import Trial, label_of, report
-from horovod_abs.observe.results import Result
+from horovod_abs.examples.arguments import PLAIN, parse
+from horovod_abs.examples.trial import Batches, Trial
 from horovod_abs.observe.summary import Summary, summarise, summarise_totals
 from horovod_abs.torch.replay import ReplayTask
 
-Batches = list[tuple[float, ...]]
+Score = Trial[nn.Module, nn.Module]
 
 
 def train_abs(
-    args: argparse.Namespace, model: nn.Module, train_set: TensorDataset, trial: Trial
+    args: argparse.Namespace, model: nn.Module, train_set: TensorDataset, trial: Score
 ) -> tuple[Summary, Batches]:
     """ABS-SGD: every rank computes as many micro-batches as it can until the next exchange can start."""
     optimizer = hvd.DistributedOptimizer(
@@ -76,7 +73,7 @@ def train_abs(
 
 
 def train_plain(
-    args: argparse.Namespace, model: nn.Module, train_set: TensorDataset, trial: Trial
+    args: argparse.Namespace, model: nn.Module, train_set: TensorDataset, trial: Score
 ) -> tuple[Summary, Batches]:
     """Plain synchronous Horovod: equal micro-batches, and everybody waits for the slowest."""
     optimizer = plain_horovod.DistributedOptimizer(
@@ -108,73 +105,27 @@ def train_plain(
     return summarise_totals(samples, compute_seconds, seconds, rounds=len(batches), ideal=trial.ideal), batches
 
 
-ALGORITHMS = {"abs": train_abs, "ssgd": train_plain}
+ALGORITHMS = {"abs": train_abs, PLAIN: train_plain}
 
 
 def main() -> None:
     """Train as the command line says; rank 0 reports."""
-    args = parse_arguments()
+    args = parse(__doc__)
     hvd.init()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     train_set, test_set = mnist.load(seed=args.seed)
-    if args.no_emulation:
-        pace, ideal = None, None
-    else:
-        pace = emulate.from_speeds(args.speeds, 1e-3 * args.base_ms, hvd.rank(), jitter=args.jitter, seed=args.seed)
-        ideal = sum(args.micro_batch * speed / (1e-3 * args.base_ms) for speed in args.speeds[: hvd.size()])
-    trial = Trial(
-        epochs=args.epochs,
+    trial: Score = Trial(
+        args,
+        rank=hvd.rank(),
+        size=hvd.size(),
         epoch_samples=len(train_set),
-        max_seconds=args.max_seconds,
-        eval_every=args.eval_every,
-        pace=pace,
-        ideal=ideal,
+        copy=copy.deepcopy,
+        greatest=lambda value: float(hvd.allreduce(torch.tensor(value), op=hvd.Max, name="greatest")),
     )
-    model = mnist.SmallCNN()
+    model: nn.Module = mnist.SmallCNN()
     summary, batches = ALGORITHMS[args.algorithm](args, model, train_set, trial)
-    if hvd.rank() == 0:
-        trial.keep(model, summary.samples)
-        run_with = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(args).items()}
-        label = "synchronous Horovod" if args.algorithm == "ssgd" else label_of(args.exchange)
-        report(Result(label, trial.curve(test_set), tuple(batches), summary, run_with), args.target_accuracy, args.json)
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line, checked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithm", choices=ALGORITHMS, default="abs", help="ours, or plain Horovod (default: abs)")
-    parser.add_argument("--epochs", type=_positive_int, default=10)
-    parser.add_argument("--micro-batch", type=_positive_int, default=16, help="samples (default: 16)")
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--momentum", type=float, default=0.0)
-    parser.add_argument(
-        "--clock",
-        type=_checked(options.clock),
-        default="sync",
-        help="sync, count:N, interval:S, target:N, or replay:LOG",
-    )
-    parser.add_argument(
-        "--exchange",
-        type=_checked(options.exchange),
-        default="gradients",
-        help="gradients (as published), lookahead, taylor, waiting, or updates (default: gradients)",
-    )
-    parser.add_argument("--speeds", type=_checked(options.positive_numbers), default="1,1,0.5,0.25", help="by rank")
-    parser.add_argument("--base-ms", type=float, default=20.0, help="a micro-batch at speed 1 (default: 20)")
-    parser.add_argument("--jitter", type=float, default=0.0, help="deviation of the logarithm of a micro-batch's time")
-    parser.add_argument("--no-emulation", action="store_true", help="compute as fast as the hardware does")
-    parser.add_argument("--target-accuracy", type=float, help="print the training time to this test accuracy")
-    parser.add_argument("--max-seconds", type=float, default=math.inf, help="stop with the epoch in which they pass")
-    parser.add_argument("--eval-every", type=float, default=1.0, help="seconds of training between evaluations")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--record", type=Path, help="write a run log, for horovod-abs replay, timeline and plot")
-    parser.add_argument("--checkpoint-dir", type=Path, help="write checkpoints, and go on from the last one")
-    args = parser.parse_args(arguments)
-    if args.algorithm == "ssgd" and (args.checkpoint_dir or args.record):
-        parser.error("--checkpoint-dir and --record are for --algorithm abs")
-    return args
+    trial.finish(model, summary, batches, lambda kept: mnist.accuracy(kept, test_set))
 
 
 def replay_task() -> ReplayTask:
@@ -185,22 +136,6 @@ def replay_task() -> ReplayTask:
         dataset=mnist.load(seed=0)[0],
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
     )
-
-
-def _positive_int(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _checked(parse: Callable[[str], object]) -> Callable[[str], object]:
-    def checked(text: str) -> object:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return checked
 
 
 if __name__ == "__main__":

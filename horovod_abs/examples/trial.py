@@ -2,78 +2,94 @@
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterator
+import argparse
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Generic, TypeVar
 
-import horovod.torch as hvd
-import torch
 from rich.console import Console
-from torch import nn
-from torch.utils.data import TensorDataset
 
-from horovod_abs.emulate import Pace
-from horovod_abs.examples import mnist
+from horovod_abs import emulate
+from horovod_abs.examples.arguments import PLAIN
 from horovod_abs.exchanges import Exchange, ModelUpdates
 from horovod_abs.observe.progress import TrainingBar
 from horovod_abs.observe.results import Point, Result
 from horovod_abs.observe.stopwatch import Stopwatch
-from horovod_abs.observe.summary import to_table
+from horovod_abs.observe.summary import Summary, to_table
+
+Model = TypeVar("Model")
+Kept = TypeVar("Kept")
+Batches = list[tuple[float, ...]]
+"""Samples of each global update, by rank."""
 
 
-class Trial:
+class Trial(Generic[Model, Kept]):
     """Keeps the score of one training run on this rank.
 
     Evaluating costs no training time: now and then rank 0 puts a copy of the model aside, which takes well under a
     millisecond, and tests the copies when training is over. No rank waits for that, and nothing needs to be drained.
 
     Args:
-        epochs: How many at most.
-        epoch_samples: Samples of all ranks in one.
-        max_seconds: The run ends with the epoch in which any rank's training clock passes this.
-        eval_every: Seconds of training between two copies.
-        pace: Stretches computing to an emulated time; ``None`` leaves it as it is.
-        ideal: Samples per second of all ranks if none ever waited, where that is known.
+        args: The command line; see :mod:`horovod_abs.examples.arguments`.
+        rank: This rank.
+        size: Number of ranks.
+        epoch_samples: Samples of all ranks in an epoch.
+        copy: Copies a model.
+        greatest: The greatest of all ranks' numbers; all ranks call it.
 
     Attributes:
         watch: The training clock, which runs inside each epoch.
         computing: Time that this rank has spent on forward and backward passes.
         bar: The progress bar, on rank 0.
-        ideal: As given.
+        ideal: Samples per second of all ranks if none ever waited, where that is known.
+
+    Raises:
+        ValueError: no speed was given for this rank.
     """
 
     def __init__(
         self,
+        args: argparse.Namespace,
         *,
-        epochs: int,
+        rank: int,
+        size: int,
         epoch_samples: int,
-        max_seconds: float = math.inf,
-        eval_every: float = 1.0,
-        pace: Pace | None = None,
-        ideal: float | None = None,
+        copy: Callable[[Model], Kept],
+        greatest: Callable[[float], float],
     ) -> None:
         self.watch = Stopwatch()
         self.computing = Stopwatch()
-        self.ideal = ideal
-        self._epochs = epochs
-        self._max_seconds = max_seconds
-        self._eval_every = eval_every
-        self._pace: AbstractContextManager[object] = nullcontext() if pace is None else pace
-        self._kept: list[tuple[float, float, nn.Module]] = []
+        self.ideal: float | None = None
+        self._pace: AbstractContextManager[object] = nullcontext()
+        if not args.no_emulation:
+            seconds = 1e-3 * args.base_ms
+            self._pace = emulate.from_speeds(args.speeds, seconds, rank, jitter=args.jitter, seed=args.seed)
+            self.ideal = sum(args.micro_batch * speed / seconds for speed in args.speeds[:size])
+        self._args = args
+        self._rank = rank
+        self._copy = copy
+        self._greatest = greatest
+        self._kept: list[tuple[float, float, Kept]] = []
         self.bar = TrainingBar(
-            epochs * epoch_samples, seconds=lambda: self.watch.seconds, enabled=hvd.rank() == 0, ideal=ideal
+            args.epochs * epoch_samples, seconds=lambda: self.watch.seconds, enabled=rank == 0, ideal=self.ideal
         )
+
+    def wait_for_all(self) -> None:
+        """No rank's clock starts while another is still loading."""
+        self._greatest(0.0)
+
+    def is_over(self) -> bool:
+        """Whether the time is up, on any rank; all ranks call it after an epoch."""
+        return self._greatest(self.watch.seconds) >= self._args.max_seconds
 
     def epochs(self) -> Iterator[int]:
         """The numbers of the epochs from 1, until there were enough or the time is up. All ranks end at the same."""
-        hvd.barrier()  # no rank's clock starts while another is still loading
-        for epoch in range(1, self._epochs + 1):
+        self.wait_for_all()
+        for epoch in range(1, self._args.epochs + 1):
             self.bar.epoch = epoch
             yield epoch
-            longest = hvd.allreduce(torch.tensor(self.watch.seconds), op=hvd.Max, name="seconds")
-            if float(longest) >= self._max_seconds:
+            if self.is_over():
                 break
         self.bar.close()
 
@@ -86,15 +102,29 @@ class Trial:
     def is_due(self) -> bool:
         """Whether it is time to :meth:`keep` the model, on this rank."""
         last = self._kept[-1][0] if self._kept else 0.0
-        return hvd.rank() == 0 and self.watch.seconds - last >= self._eval_every
+        return self._rank == 0 and self.watch.seconds - last >= self._args.eval_every
 
-    def keep(self, model: nn.Module, samples: float) -> None:
+    def keep(self, model: Model, samples: float) -> None:
         """Put a copy of ``model`` aside, after so many samples of all ranks."""
-        self._kept.append((self.watch.seconds, samples, copy.deepcopy(model)))
+        self._kept.append((self.watch.seconds, samples, self._copy(model)))
 
-    def curve(self, test_set: TensorDataset) -> tuple[Point, ...]:
-        """Test what was kept."""
-        return tuple(Point(seconds, samples, mnist.accuracy(model, test_set)) for seconds, samples, model in self._kept)
+    def finish(self, model: Model, summary: Summary, batches: Batches, accuracy: Callable[[Kept], float]) -> None:
+        """Training has ended: rank 0 tests what was kept, and reports.
+
+        Args:
+            model: As trained.
+            summary: Of the run.
+            batches: Samples of each global update, by rank.
+            accuracy: Tests a copy of the model.
+        """
+        if self._rank != 0:
+            return
+        self.keep(model, summary.samples)
+        curve = tuple(Point(seconds, samples, accuracy(kept)) for seconds, samples, kept in self._kept)
+        args = self._args
+        run_with = {name: value if isinstance(value, int | float) else str(value) for name, value in vars(args).items()}
+        label = "synchronous Horovod" if args.algorithm == PLAIN else label_of(args.exchange)
+        report(Result(label, curve, tuple(batches), summary, run_with), args.target_accuracy, args.json)
 
 
 def label_of(exchange: Exchange) -> str:

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from horovod_abs.bench.launch import LaunchError
-from horovod_abs.examples import demo, torch_mnist
+from horovod_abs.examples import demo
+from horovod_abs.examples.arguments import parse
 from horovod_abs.exchanges import Gradients, ModelUpdates
 from horovod_abs.observe.results import Point, Result
 from horovod_abs.observe.summary import summarise_totals
@@ -54,7 +55,7 @@ def test_runs_all_algorithms_on_the_same_cluster_and_draws(tmp_path: Path, monke
     started = []
 
     def run_ranks(ranks: int, module: str, arguments: list[str], controller: str | None) -> None:
-        args = torch_mnist.parse_arguments(arguments)
+        args = parse(None, arguments)
         started.append((ranks, module, args, controller))
         (PLAIN if args.algorithm == "ssgd" else ADAPTIVE).write(args.json)
 

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 
 from horovod_abs.bench.launch import run_ranks
-from horovod_abs.core.clocks import CountClock, SyncClock
-from horovod_abs.examples import torch_mnist
 from horovod_abs.observe.results import Result
-from horovod_abs.torch import Gradients
 
 
 def train(path: Path, *arguments: str, ranks: int = 4) -> tuple[Result, list[str]]:
@@ -50,29 +47,3 @@ def test_plain_horovod_waits_for_the_slowest(tmp_path: Path) -> None:
     assert result.summary.ranks[0].idle_share > 0.5
     assert len(result.batches) == result.summary.rounds == 125
     assert result.batches[0] == (16.0, 16.0)
-
-
-def test_arguments() -> None:
-    args = torch_mnist.parse_arguments(["--speeds", "1,0.5", "--clock", "count:3", "--exchange", "waiting"])
-    assert args.speeds == (1.0, 0.5)
-    assert args.clock == CountClock(3)
-    assert args.exchange == Gradients(delay=0)
-    assert torch_mnist.parse_arguments([]).clock == SyncClock()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--speeds", "1,x"], "not a list of numbers"),
-        (["--speeds", "1,0"], "must be positive"),
-        (["--clock", "tick"], "not a clock"),
-        (["--epochs", "0"], "whole number of at least 1"),
-        (["--exchange", "mail"], "not an exchange"),
-        (["--algorithm", "adam"], "invalid choice"),
-        (["--algorithm", "ssgd", "--record", "log.jsonl"], "are for --algorithm abs"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        torch_mnist.parse_arguments(arguments)
-    assert message in capsys.readouterr().err
