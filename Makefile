@@ -15,10 +15,10 @@ TORCH_INDEX ?=
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --constraint horovod_abs/constraints.txt
 
-.PHONY: help setup test demo lab clean
+.PHONY: help setup test test-hosts demo lab clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
 
 setup: $(READY) ## Create .venv with everything in it, Horovod included (quick the second time)
 
@@ -27,6 +27,9 @@ test: setup ## Run the linter, the type checker and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+test-hosts: setup ## Run the tests over four hosts of network namespaces, as root (8 minutes)
+	$(BIN)/pytest -m hosts tests/hosts
 
 demo: setup ## Compare plain Horovod with ABS-SGD on four workers of unequal speed
 	$(BIN)/python -m horovod_abs.examples.demo

@@ -8,14 +8,25 @@ from typing import Any
 
 import pytest
 
+from horovod_abs.bench.hosts import Hosts
 from tests.ranks import Controller, Outcome, launch
 
 
 class Launch:
     """What became of the scenarios of one launch."""
 
-    def __init__(self, module: str, controller: Controller, ranks: int, names: list[str], directory: Path) -> None:
-        self.outcome: Outcome = launch(ranks, module, str(directory), *names, controller=controller, timeout=270)
+    def __init__(
+        self,
+        module: str,
+        controller: Controller,
+        ranks: int,
+        names: list[str],
+        directory: Path,
+        hosts: Hosts | None = None,
+    ) -> None:
+        self.outcome: Outcome = launch(
+            ranks, module, str(directory), *names, controller=controller, timeout=540, hosts=hosts
+        )
         self._records = [_records(directory / f"rank-{rank}.jsonl") for rank in range(ranks)]
 
     def value(self, name: str) -> Any:

@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
+
+from horovod_abs.bench.hosts import Hosts
 
 Controller = Literal["mpi", "gloo"]
 ROOT = Path(__file__).parents[1]
@@ -49,8 +51,10 @@ def launch(
     controller: Controller = "mpi",
     timeout: float,
     environment: Mapping[str, str] | None = None,
+    hosts: Hosts | None = None,
+    during: Callable[[Path], None] = lambda output: None,
 ) -> Outcome:
-    """Run ``python -m module *arguments`` on so many ranks of this machine.
+    """Run ``python -m module *arguments`` on so many ranks of this machine, or one on each of some hosts.
 
     Args:
         ranks: How many.
@@ -59,15 +63,24 @@ def launch(
         controller: What Horovod runs over.
         timeout: Seconds after which everything that was started is killed.
         environment: Variables to set besides this process's own.
+        hosts: Where to run; as many as ranks.
+        during: Called once it has started, with the file that everything is printed to.
     """
     tag = uuid.uuid4().hex
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environment or {}), _TAG: tag}
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environment or {}), _TAG: tag}
     command = [sys.executable, "-m", "tests.horovodrun", "-np", str(ranks), f"--{controller}"]
+    command += ["-H", hosts.slots, "--disable-cache"] if hosts else []
     command += [sys.executable, "-u", "-m", module, *arguments]
     began = time.monotonic()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT)
+    with tempfile.NamedTemporaryFile() as output:
+        if hosts:
+            process = hosts.start(command, environment=own, output=output.fileno(), directory=ROOT)
+        else:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env={**os.environ, **own}, stdout=output, stderr=subprocess.STDOUT
+            )
         try:
+            during(Path(output.name))
             status: int | None = process.wait(timeout)
         except subprocess.TimeoutExpired:
             status = None

@@ -34,21 +34,21 @@ def over_gloo(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(570)
 @pytest.mark.parametrize("name", MPI)
 def test_over_mpi(name: str, over_mpi: Launch) -> None:
     over_mpi.check(name)
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(570)
 @pytest.mark.parametrize("name", GLOO)
 def test_over_gloo(name: str, over_gloo: Launch) -> None:
     over_gloo.check(name)
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(570)
 @pytest.mark.parametrize("name", ACROSS)
 def test_across_frameworks(name: str, over_mpi: Launch) -> None:
     from tests.tensorflow.across import largest_difference
@@ -59,7 +59,7 @@ def test_across_frameworks(name: str, over_mpi: Launch) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(570)
 def test_ranks_end_by_themselves(over_mpi: Launch, over_gloo: Launch) -> None:
     for each in (over_mpi, over_gloo):
         assert each.outcome.status == 0, each.outcome.tail

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -58,6 +59,30 @@ def raising() -> None:
     time.sleep(3600)
 
 
+def enduring() -> None:
+    """Nothing goes wrong by itself; training ends after 20 seconds. The exchange may take 12."""
+    model = small_model()
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.01), exchange_timeout=12.0)
+    hvd.barrier()
+    began = time.monotonic()
+    data = torch.utils.data.DataLoader(torch.randn(64, 6, dtype=torch.float64), batch_size=4)
+    for number, x in enumerate(optimizer.epoch(data, rounds=1_000_000)):
+        model(x).mean().backward()
+        time.sleep(0.02)
+        optimizer.step()
+        if number == BEFORE:
+            print(f"rank {hvd.rank()} is training", flush=True)
+        if hvd.rank() == 0 and time.monotonic() - began > 20:
+            break
+    last = optimizer.last_round
+    assert last is not None
+    print(f"rank {hvd.rank()} ends after round {last.round}, longest {_longest(optimizer):.1f} s", flush=True)
+
+
+def _longest(optimizer: Any) -> float:
+    return max(record.exchange_seconds for record in optimizer.history)
+
+
 def leaving() -> None:
     """Rank 1 ends its program in the middle of a loop without ``epoch``, where nobody expects it."""
     model = small_model()
@@ -95,4 +120,4 @@ def uneven() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     hvd.init()
-    {case.__name__: case for case in (frozen, killed, raising, leaving, uneven)}[sys.argv[1]]()
+    {case.__name__: case for case in (frozen, killed, raising, enduring, leaving, uneven)}[sys.argv[1]]()

@@ -41,7 +41,7 @@ def ends_when_all_samples_are_drawn(ranks: Ranks) -> list[int]:
 def ends_by_samples(ranks: Ranks) -> None:
     """``samples=`` replaces the length of the data set, more than once through it."""
     trial = Trial(ranks)
-    trial.train(trial.task.loader(ranks), samples=2000)
+    trial.train(trial.task.loader(ranks), samples_per_epoch=2000)
     _assert_closed(ranks, trial)
     assert 2000 <= trial.optimizer.samples_seen < 4000
     trial.check()
@@ -68,7 +68,7 @@ def ends_by_rounds(ranks: Ranks) -> None:
 def delay_0_ends_too(ranks: Ranks) -> None:
     """Waiting for each exchange, an epoch ends alike; also with a rank that has no data."""
     trial = Trial(ranks, options={"exchange": hvd.Gradients(delay=0)})
-    trial.train([] if ranks.rank == 1 else trial.task.loader(ranks), samples=90)
+    trial.train([] if ranks.rank == 1 else trial.task.loader(ranks), samples_per_epoch=90)
     _assert_closed(ranks, trial)
     assert sum(record.samples[1] for record in trial.optimizer.history) == 0
     trial.check()
@@ -78,7 +78,7 @@ def delay_0_ends_too(ranks: Ranks) -> None:
 def a_rank_without_data(ranks: Ranks) -> None:
     """A rank whose loader is empty takes part with weight 0, and ends with the others."""
     trial = Trial(ranks)
-    trial.train([] if ranks.rank == 0 else trial.task.loader(ranks), samples=150)
+    trial.train([] if ranks.rank == 0 else trial.task.loader(ranks), samples_per_epoch=150)
     _assert_closed(ranks, trial)
     assert sum(record.samples[0] for record in trial.optimizer.history) == 0
     assert trial.optimizer.samples_seen >= 150
@@ -90,7 +90,7 @@ def data_that_run_out(ranks: Ranks) -> None:
     """Iterators that end at different times: what they had is used, and the others go on to the end."""
     trial = Trial(ranks)
     limit = {0: 1, 1: 5}.get(ranks.rank, 10_000)
-    trial.train((torch.arange(k, k + 3) for k in range(limit) if k < 80), samples=60)
+    trial.train((torch.arange(k, k + 3) for k in range(limit) if k < 80), samples_per_epoch=60)
     _assert_closed(ranks, trial)
     trial.check()
 
@@ -99,7 +99,7 @@ def data_that_run_out(ranks: Ranks) -> None:
 def data_that_run_out_everywhere(ranks: Ranks) -> None:
     """If no rank has data any more before the epoch is full, it ends on all."""
     trial = Trial(ranks)
-    trial.train((torch.arange(k, k + 3) for k in range(2 + ranks.rank)), samples=100_000)
+    trial.train((torch.arange(k, k + 3) for k in range(2 + ranks.rank)), samples_per_epoch=100_000)
     _assert_closed(ranks, trial)
     assert trial.optimizer.samples_seen == sum(3 * (2 + rank) for rank in range(ranks.size))
     trial.check()

@@ -69,7 +69,7 @@ def parameters_without_gradient(ranks: Ranks) -> None:
     evens, odds = list(range(0, 90, 2)), list(range(1, 90, 2))
     for own in (evens, odds if ranks.rank == 1 else evens, evens):
         loader = torch.utils.data.DataLoader(torch.utils.data.Subset(task, own), 8)  # type: ignore[type-var]
-        trial.train(loader, samples=90)
+        trial.train(loader, samples_per_epoch=90)
     rounds = trial.check()
     kinds = {
         tuple(bool(own) and own[0] % 2 == 1 for own in shares)
@@ -399,7 +399,7 @@ def two_buffers_whatever_happens(ranks: Ranks) -> None:
         payload._update = checked
         length = len(trial.task)
         for number in range(ranks.size):
-            trial.train([] if number == ranks.rank else trial.task.loader(ranks), samples=length)
+            trial.train([] if number == ranks.rank else trial.task.loader(ranks), samples_per_epoch=length)
         for _ in range(3):
             trial.optimizer.synchronize()
         trial.recorder.opened()

@@ -19,8 +19,8 @@ def delay_1_momentum(ranks: Ranks) -> int:
     trial = Trial(ranks, task=Regression(20))
     loader = trial.task.loader(ranks)
     assert sorted(len(indices) for indices in loader) == [4, 8, 8]
-    trial.train(loader, samples=200)
-    trial.train(loader, samples=200)
+    trial.train(loader, samples_per_epoch=200)
+    trial.train(loader, samples_per_epoch=200)
     rounds = trial.check()
     return len(rounds.indices)
 
@@ -161,7 +161,7 @@ def lr_scheduler(ranks: Ranks) -> None:
     trial.optimizer.on_merge(scheduler.step)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trial.train([] if ranks.rank == 0 else trial.task.loader(ranks), samples=len(trial.task))
+        trial.train([] if ranks.rank == 0 else trial.task.loader(ranks), samples_per_epoch=len(trial.task))
         trial.train(trial.task.loader(ranks))
     rounds = trial.rounds()
     model = trial.recorder.initial_model

@@ -134,7 +134,7 @@ def updates_adam(ranks: Ranks) -> int:
     found = 0
     for weighting in ("samples", "workers"):
         run = trial(ranks, adam, weighting=weighting, options={"clip_grad_norm": 0.3})
-        run.train(run.task.loader(ranks), samples=400)
+        run.train(run.task.loader(ranks), samples_per_epoch=400)
         found += len(run.compare_with_formulas())
         moments = ranks.gather(next(iter(run.optimizer.state.values()))["exp_avg"].flatten().tolist())
         assert len({tuple(each) for each in moments}) == ranks.size
@@ -155,7 +155,7 @@ def updates_with_a_small_staleness(ranks: Ranks) -> None:
     """Ranks that wait for the central model in the middle of a round, or before it."""
     for staleness, clock, least in ((1, hvd.SyncClock(), 1), (3, hvd.SyncClock(), 2), (4, hvd.CountClock(4), 1)):
         run = trial(ranks, clock=clock, max_staleness=staleness, options={"min_micro_batches": least})
-        run.train(run.task.loader(ranks), samples=200)
+        run.train(run.task.loader(ranks), samples_per_epoch=200)
         run.compare_with_formulas()
         assert max(max(record.micro_batches) for record in run.optimizer.history) <= staleness
 
@@ -168,7 +168,7 @@ def updates_with_scaled_rates(ranks: Ranks) -> None:
     run = trial(ranks, lambda model: torch.optim.SGD(model.parameters(), lr=0.005), task, options=options)
     mean = task.loss
     task.loss = lambda model, indices: mean(model, indices) * len(indices)  # type: ignore[method-assign]
-    run.train(task.loader(ranks), samples=400)
+    run.train(task.loader(ranks), samples_per_epoch=400)
     run.compare_with_formulas()
     assert run.optimizer.param_groups[0]["lr"] == 0.005
     plain = trial(ranks, run.make_optimizer, options={"loss_reduction": "sum"})
@@ -182,7 +182,7 @@ def updates_with_scaled_rates(ranks: Ranks) -> None:
 def updates_with_an_outer_optimizer(ranks: Ranks) -> None:
     """Nesterov momentum on the mean update equals the formulas; a rate of 1 alone is the paper's rule."""
     run = trial(ranks, outer=NESTEROV)
-    run.train(run.task.loader(ranks), samples=300)
+    run.train(run.task.loader(ranks), samples_per_epoch=300)
     run.compare_with_formulas()
     digests = []
     for outer in (None, functools.partial(torch.optim.SGD, lr=1.0)):
@@ -197,7 +197,7 @@ def updates_with_averaged_state(ranks: Ranks) -> None:
     """With ``average_state`` all ranks keep the same moments when they have closed."""
     for make, key in ((adam, "exp_avg"), (sgd, "momentum_buffer")):
         run = trial(ranks, make, average_state=True)
-        run.train(run.task.loader(ranks), samples=300)
+        run.train(run.task.loader(ranks), samples_per_epoch=300)
         run.compare_with_formulas()
         ranks.assert_same(next(iter(run.optimizer.state.values()))[key].tolist(), key)
 
@@ -316,8 +316,8 @@ def updates_resumed(ranks: Ranks) -> None:
 def updates_close_on_all_ranks(ranks: Ranks) -> None:
     """A rank without data, data that run out, a break, an error, a loop without ``epoch``: all end alike."""
     run = trial(ranks, clock=hvd.SyncClock(), max_staleness=6)
-    run.train([] if ranks.rank == 0 else run.task.loader(ranks), samples=150)
-    run.train((torch.arange(k, k + 3) for k in range(2 + 3 * ranks.rank)), samples=100_000)
+    run.train([] if ranks.rank == 0 else run.task.loader(ranks), samples_per_epoch=150)
+    run.train((torch.arange(k, k + 3) for k in range(2 + 3 * ranks.rank)), samples_per_epoch=100_000)
     run.recorder.opened()
     for number, indices in enumerate(run.optimizer.epoch(run.task.loader(ranks), samples_per_epoch=100_000)):
         run.task.loss(run.model, indices).backward()
@@ -348,7 +348,7 @@ def updates_of_models_with_batch_norm(ranks: Ranks) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).double()
     run = trial(ranks, sgd, task, model)
     for _ in range(2):
-        run.train(torch.utils.data.DataLoader(task, 9, shuffle=True), samples=150)  # type: ignore[arg-type]
+        run.train(torch.utils.data.DataLoader(task, 9, shuffle=True), samples_per_epoch=150)  # type: ignore[arg-type]
         assert len({tuple(each) for each in ranks.gather(model[1].running_mean.tolist())}) == ranks.size  # type: ignore[union-attr, operator]
         hvd.average_buffers(model, run.optimizer)
         ranks.assert_same(model[1].running_mean.tolist(), "means")  # type: ignore[union-attr, operator]
