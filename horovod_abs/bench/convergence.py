@@ -385,14 +385,15 @@ def draw(result: Mapping[str, Any]) -> Figure:
 def _draw_times(axes: Axes, best: Sequence[Mapping[str, Any]], setting: Mapping[str, Any], title: str) -> None:
     names = [each["way"] for each in best]
     shown = [setting["limit"] if each["median"] is None else each["median"] for each in best]
-    bars = axes.barh(names, shown, color=[f"C{index}" for index in range(len(best))])
-    labels = [f"> {setting['limit']:g}" if each["median"] is None else f"{each['median']:.1f}" for each in best]
-    axes.bar_label(bars, labels, padding=6, fontsize="small")
-    for each in best:
+    axes.barh(names, shown, color=[f"C{index}" for index in range(len(best))])
+    for each, end in zip(best, shown, strict=True):
         reached = [seconds for seconds in each["seconds"] if seconds is not None]
         axes.plot(reached, [each["way"]] * len(reached), linestyle="", marker=".", color="black", markersize=4)
+        label = f"> {setting['limit']:g}" if each["median"] is None else f"{each['median']:.1f}"
+        right = (max([end, *reached]), each["way"])
+        axes.annotate(label, right, (6, 0), textcoords="offset points", va="center", fontsize="small")
     axes.margins(x=0.18)
-    axes.invert_yaxis()
+    axes.set_ylim(len(best) - 0.4, -0.6)  # the first way on top; the axis is shared
     axes.set(xlabel=f"virtual seconds to {setting['target']:.0%}", title=title)
     axes.grid(alpha=0.3, axis="x")
 
