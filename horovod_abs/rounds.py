@@ -138,6 +138,13 @@ class Rounds:
         gathered: list[list[int]] = self.wire.gather(values, f"{self.name}.{what}", self.timeout)
         return gathered
 
+    def share_since_averaged(self) -> float:
+        """This rank's part in the samples since the last call, which all ranks make together."""
+        weight = self.driver.engine.ledger.weight
+        since = weight - self.buffers_averaged_at
+        self.buffers_averaged_at = weight.copy()
+        return float(since[self.wire.rank] / since.sum()) if since.sum() else 1.0 / self.wire.size
+
     def state_dict(self) -> dict[str, Any]:
         """What a run needs to go on, besides the state of the user's optimizer."""
         return {

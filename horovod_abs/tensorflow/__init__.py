@@ -21,13 +21,21 @@ from horovod_abs.driver import RoundRecord
 from horovod_abs.errors import ExchangeFailed, ExchangeTimeout, Mismatch, RunError
 from horovod_abs.exchanges import Gradients, ModelUpdates
 from horovod_abs.observe.runlog import read_run_log
-from horovod_abs.tensorflow.functions import broadcast_variables
+from horovod_abs.tensorflow.checkpoint import Checkpointer
+from horovod_abs.tensorflow.functions import (
+    SyncBatchNormalization,
+    average,
+    average_buffers,
+    broadcast_variables,
+    evaluate,
+)
 from horovod_abs.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizer
 from horovod_abs.tensorflow.optimizer import DistributedOptimizerMixin
 from horovod_abs.tensorflow.sampler import adaptive_dataset
 
 __all__ = [
     *(name for name in vars(_horovod) if not name.startswith("_")),
+    "Checkpointer",
     "Clock",
     "CountClock",
     "DistributedOptimizerMixin",
@@ -40,10 +48,14 @@ __all__ = [
     "ReplayClock",
     "RoundRecord",
     "RunError",
+    "SyncBatchNormalization",
     "SyncClock",
     "TargetBatchClock",
     "adaptive_dataset",
+    "average",
+    "average_buffers",
     "broadcast_variables",
+    "evaluate",
     "read_run_log",
 ]
 

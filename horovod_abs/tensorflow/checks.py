@@ -58,17 +58,14 @@ def refuse_options(optimizer: Any, exchange: Exchange) -> None:
         )
 
 
-def refuse_sync_batch_norm(variables: Iterable[tf.Variable]) -> None:
-    """Raise :class:`ValueError` if a living SyncBatchNormalization of Horovod's owns one of the variables."""
-    trained = {variable.ref() for variable in variables}
-    kind = getattr(hvd, "SyncBatchNormalization", None)
-    if kind is None:
-        return
-    for layer in [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]:
-        if {getattr(variable, "value", variable).ref() for variable in layer.trainable_variables} & trained:
+def refuse_loss_scaling(optimizer: Any) -> None:
+    """Raise :class:`ValueError` if a living LossScaleOptimizer is around the optimizer."""
+    kind = keras.optimizers.LossScaleOptimizer
+    for around in [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]:
+        if around.inner_optimizer is optimizer:
             raise ValueError(
-                "the model has a SyncBatchNormalization layer: it waits for all ranks in every forward pass, but here "
-                "ranks do different numbers of them. Use BatchNormalization, GroupNormalization or LayerNormalization"
+                "a LossScaleOptimizer is around the distributed optimizer, and skips steps by gradients that only this "
+                "rank sees: use mixed_bfloat16, which needs no loss scaling, in place of mixed_float16"
             )
 
 

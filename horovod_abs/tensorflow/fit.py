@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from horovod_abs.rounds import Rounds, rounds_of
 from horovod_abs.tensorflow.flat import native
+from horovod_abs.tensorflow.functions import average_buffers
 from horovod_abs.tensorflow.sampler import AdaptiveSampler, adaptive_sampler_of
 
 METRICS_WITH_SUMS = (
@@ -124,6 +125,7 @@ class FitLoop:
             stream.close()  # type: ignore[attr-defined]
         if self._sampler is not None:
             self._sampler.stop_feeding()
+        average_buffers(self._model, self._model.optimizer)
         stops = self._rounds.gather([int(self._model.stop_training or self._rounds.driver.engine.stopped)], "stop")
         self._model.stop_training = any(row[0] for row in stops)
 

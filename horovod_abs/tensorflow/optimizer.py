@@ -319,8 +319,9 @@ class DistributedOptimizerMixin(RoundsMixin):
 
         Raises:
             Mismatch: another rank has other variables or other options.
-            ValueError: no variables, or a layer that waits for all ranks.
+            ValueError: no variables, or a LossScaleOptimizer around this optimizer.
         """
+        checks.refuse_loss_scaling(self)
         built = self.built
         super().build(variables)  # type: ignore[misc]
         if not built:
@@ -330,7 +331,6 @@ class DistributedOptimizerMixin(RoundsMixin):
         rounds = rounds_of(self)
         with tf.init_scope():  # it may be called while a graph is being traced
             rounds.payload.lay_out(variables)
-            checks.refuse_sync_batch_norm(rounds.payload.parameters)
             rounds.check_same(checks.describe_variables(rounds.payload.parameters))
 
     @property

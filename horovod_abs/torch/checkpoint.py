@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
-import re
-import signal
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 
-from horovod_abs.core.ledger import Flag
+from horovod_abs.checkpoints import Checkpoints
 from horovod_abs.torch.functions import average_buffers, gather_objects
 
-_NAME = re.compile(r"checkpoint-(\d+)\.pt")
 
-
-class Checkpointer:
+class Checkpointer(Checkpoints):
     """Writes checkpoints of model, optimizer, ledger, sampler and random numbers, and finds the last one again.
 
     ::
@@ -47,103 +40,44 @@ class Checkpointer:
         ValueError: ``keep`` is less than 1.
     """
 
+    suffix = ".pt"
+
     def __init__(
         self, directory: str | Path, model: torch.nn.Module, optimizer: Any, *, keep: int = 3, signals: bool = True
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep!r}")
-        self.directory = Path(directory)
         self._model = model
-        self._optimizer = optimizer
-        self._keep = keep
-        self._rounds = optimizer._rounds
-        self._written_at = -1
-        self._rounds.driver.on_checkpoint.append(self._write)
-        if signals:
-            signal.signal(signal.SIGTERM, self._on_signal)
-            signal.signal(signal.SIGUSR1, self._on_signal)
+        super().__init__(directory, optimizer, keep=keep, signals=signals)
 
-    def save(self) -> Path:
-        """Close what is pending and write a checkpoint; every rank calls it. Returns the file's path.
-
-        After a stop, which has written one already, it does nothing.
-        """
-        engine = self._rounds.driver.engine
-        if engine.stopped and engine.closed and self._written_at == engine.ledger.rounds:
-            return self._path()
-        self._optimizer.synchronize()
-        return self._write()
-
-    def restore(self) -> bool:
-        """Load the last checkpoint on all ranks; every rank calls it. False if there is none."""
-        rank = self._rounds.wire.rank
-        state = self._read() if rank == 0 else None
-        state = self._share(state)
-        if state is None:
-            return False
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizers"][rank] if state["optimizers"] else state["optimizer"])
-        _set_random_state(state["random"][rank])
-        return True
-
-    def latest(self) -> Path | None:
-        """The last checkpoint in the directory."""
-        files = self._files()
-        return files[-1] if files else None
-
-    def _write(self) -> Path:
+    def _collect(self) -> dict[str, Any]:
         average_buffers(self._model, self._optimizer)
-        randoms = self._gather(_random_state())
-        optimizers = self._gather(self._optimizer.state_dict()) if self._rounds.payload.state_is_own else None
-        path = self._path()
-        if self._rounds.wire.rank == 0:
-            state = {
-                "model": self._model.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
-                "optimizers": optimizers,
-                "random": randoms,
-            }
-            self.directory.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".tmp")
-            with unfinished.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-            for old in self._files()[: -self._keep]:
-                old.unlink()
-        self._gather(None)  # nobody goes on before the file is there
-        self._written_at = self._rounds.driver.engine.ledger.rounds
-        return path
+        own = self._optimizer.state_dict()
+        optimizers = self._gather(own) if self._rounds.payload.state_is_own else None
+        return {"model": self._model.state_dict(), "optimizer": own, "optimizers": optimizers}
 
-    def _path(self) -> Path:
-        return self.directory / f"checkpoint-{self._rounds.driver.engine.ledger.rounds:09d}.pt"
+    def _store(self, state: dict[str, Any], path: Path) -> None:
+        with path.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
 
-    def _read(self) -> dict[str, Any] | None:
-        path = self.latest()
+    def _read(self, path: Path) -> dict[str, Any]:
         # a checkpoint holds plain values besides tensors, and is trusted as the run's own
-        return torch.load(path, map_location="cpu", weights_only=False) if path else None
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
+        return state
 
-    def _files(self) -> list[Path]:
-        return sorted(file for file in self.directory.glob("checkpoint-*.pt") if _NAME.fullmatch(file.name))
+    def _load(self, state: dict[str, Any]) -> None:
+        optimizers = state["optimizers"]
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(optimizers[self._rounds.wire.rank] if optimizers else state["optimizer"])
 
     def _gather(self, thing: Any) -> list[Any]:
         if self._rounds.wire.size == 1:
             return [thing]
         return gather_objects(thing, "horovod_abs.checkpoint", self._rounds.process_set)
 
-    def _share(self, thing: Any) -> Any:
-        return self._gather(thing)[0]
+    def _random_state(self) -> dict[str, Any]:
+        return {**super()._random_state(), "torch": torch.get_rng_state()}
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._rounds.driver.command(Flag.STOP if number == signal.SIGTERM else Flag.CHECKPOINT)
-
-
-def _random_state() -> dict[str, Any]:
-    return {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
+    def _set_random_state(self, state: dict[str, Any]) -> None:
+        super()._set_random_state(state)
+        torch.set_rng_state(state["torch"])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import Any, TypeVar
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 from torch.utils.data import Sampler
 
+from horovod_abs.averages import Batch, check_total, check_weight, mean_over_samples
+from horovod_abs.rounds import rounds_of
 from horovod_abs.torch.data import count_samples
-
-Batch = TypeVar("Batch")
 
 
 def average(
@@ -33,14 +33,12 @@ def average(
     Raises:
         ValueError: a negative weight, or weights that are all 0.
     """
-    if not weight >= 0:
-        raise ValueError(f"a weight must not be negative, got {weight!r}")
+    check_weight(weight)
     tensor = torch.as_tensor(value, dtype=torch.float64)
     weighted = tensor * weight if weight else torch.zeros_like(tensor)
     packed = torch.cat([weighted.reshape(-1), weighted.new_tensor([weight])])
     total = hvd.allreduce(packed, op=hvd.Sum, name=name, process_set=process_set)
-    if total[-1] == 0:
-        raise ValueError("the weights of all ranks are 0: there is nothing to average")
+    check_total(float(total[-1]))
     mean = (total[:-1] / total[-1]).reshape(tensor.shape)
     return mean if isinstance(value, torch.Tensor) else float(mean)
 
@@ -66,19 +64,9 @@ def evaluate(
     Raises:
         ValueError: no rank had a sample.
     """
-    sums: dict[str, float] = {}
-    samples = 0
-    for batch in loader:
-        count = count_samples(batch)
-        samples += count
-        for name, value in measure(batch).items():
-            sums[name] = sums.get(name, 0.0) + float(value) * count
-    parts = gather_objects((sums, samples), "horovod_abs.evaluate", process_set)
-    total = sum(part[1] for part in parts)
-    if total == 0:
-        raise ValueError("no rank had a sample to evaluate")
-    names = {name: None for part in parts for name in part[0]}
-    return {name: sum(part[0].get(name, 0.0) for part in parts) / total for name in names}
+    return mean_over_samples(
+        measure, loader, count_samples, lambda part: gather_objects(part, "horovod_abs.evaluate", process_set)
+    )
 
 
 def gather_objects(thing: Any, name: str, process_set: Any = hvd.global_process_set) -> list[Any]:
@@ -123,11 +111,8 @@ def average_buffers(model: torch.nn.Module, optimizer: Any) -> None:
         model: The model, the same on every rank.
         optimizer: Made by ``DistributedOptimizer``.
     """
-    rounds = optimizer._rounds
-    ledger = rounds.driver.engine.ledger
-    since = ledger.weight - rounds.buffers_averaged_at
-    rounds.buffers_averaged_at = ledger.weight.copy()
-    share = float(since[rounds.wire.rank] / since.sum()) if since.sum() else 1.0 / rounds.wire.size
+    rounds = rounds_of(optimizer)
+    share = rounds.share_since_averaged()
     statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     counters = [buffer for buffer in model.buffers() if not buffer.is_floating_point()]
     if statistics:

@@ -25,6 +25,8 @@ MODULES = (
     "tests.tensorflow.scenarios_gradients",
     "tests.tensorflow.scenarios_fit",
     "tests.tensorflow.scenarios_updates",
+    "tests.tensorflow.scenarios_recording",
+    "tests.tensorflow.scenarios_refused",
 )
 
 

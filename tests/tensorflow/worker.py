@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 100
 def main(directory: Path, names: list[str]) -> None:
     """Run the scenarios."""
     known = scenarios()
-    tf.config.threading.set_inter_op_parallelism_threads(2)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     keras.backend.set_floatx("float64")
     hvd.init(process_sets="dynamic")

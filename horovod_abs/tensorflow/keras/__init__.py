@@ -12,6 +12,7 @@ from typing import Any
 import horovod.tensorflow.keras as _horovod
 
 from horovod_abs.tensorflow import (
+    Checkpointer,
     Clock,
     CountClock,
     DistributedOptimizerMixin,
@@ -27,7 +28,10 @@ from horovod_abs.tensorflow import (
     SyncClock,
     TargetBatchClock,
     adaptive_dataset,
+    average,
+    average_buffers,
     broadcast_variables,
+    evaluate,
     init,
     read_run_log,
 )
@@ -37,6 +41,7 @@ from horovod_abs.tensorflow.optimizer import DistributedOptimizer as Distributed
 
 __all__ = [
     *(name for name in vars(_horovod) if not name.startswith("_")),
+    "Checkpointer",
     "Clock",
     "CountClock",
     "DistributedOptimizerMixin",
@@ -52,8 +57,11 @@ __all__ = [
     "SyncClock",
     "TargetBatchClock",
     "adaptive_dataset",
+    "average",
+    "average_buffers",
     "broadcast_variables",
     "callbacks",
+    "evaluate",
     "init",
     "load_model",
     "read_run_log",
