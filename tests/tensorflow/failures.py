@@ -1,74 +1,63 @@
 """One rank of a launch that is to go wrong; see ``tests.torch.failures``.
 
-horovodrun -np 3 python -m tests.tensorflow.failures CASE
+horovodrun -np 2 python -m tests.tensorflow.failures CASE
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-import horovod_abs.tensorflow.keras as hvd
+import horovod_abs.tensorflow as hvd
 from tests.tensorflow.scenario import small_model, wrap
 
-BEFORE = 60
-"""Micro-batches of rank 1 before it fails: everything has been compiled by then."""
+BEFORE = 20
+"""Micro-batches of rank 1 before it fails."""
 
 
-def _fail(number: int, by: signal.Signals) -> None:
-    if hvd.rank() == 1 and number == BEFORE:
-        print(f"rank 1 fails at {time.time()}", flush=True)
-        os.kill(os.getpid(), by)
+def _train(fail: Callable[[], None], **options: object) -> None:
+    """An endless epoch, in which rank 1 fails."""
+    model = small_model()
+    optimizer = wrap(keras.optimizers.SGD(0.01), max_micro_batches=8, **options)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+
+    @tf.function
+    def micro_batch(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    batches = itertools.repeat(tf.random.normal((4, 6), dtype=tf.float64))
+    for number, x in enumerate(optimizer.epoch(batches, rounds=1_000_000)):
+        micro_batch(x)
+        time.sleep(0.005)
+        optimizer.boundary()
+        if hvd.rank() == 1 and number == BEFORE:
+            print(f"rank 1 fails at {time.time()}", flush=True)
+            fail()
 
 
 def frozen() -> None:
-    """Rank 1 stops in a loop of the program's own, and never answers again."""
-    model = small_model()
-    optimizer = wrap(keras.optimizers.SGD(0.01), max_micro_batches=8, exchange_timeout=6.0)
-    optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def train(x: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-    train.get_concrete_function(tf.TensorSpec((4, 6), tf.float64))
-    hvd.broadcast_variables(model.variables, root_rank=0)
-    data = tf.data.Dataset.from_tensor_slices(np.random.standard_normal((64, 6))).batch(4)
-    for number, x in enumerate(optimizer.epoch(data, rounds=1_000_000)):
-        train(x)
-        time.sleep(0.005)
-        optimizer.boundary()
-        _fail(number, signal.SIGSTOP)
+    """Rank 1 stops, and never answers again."""
+    _train(lambda: os.kill(os.getpid(), signal.SIGSTOP), exchange_timeout=3.0)
 
 
 def killed() -> None:
-    """Rank 1 dies in ``model.fit``."""
-
-    class Fail(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            time.sleep(0.005)
-            _fail(batch, signal.SIGKILL)
-
-    model = small_model()
-    model.compile(wrap(keras.optimizers.SGD(0.01), max_micro_batches=8), "mse")
-    x, y = np.random.standard_normal((64, 6)), np.zeros((64, 1))
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).repeat()
-    model.fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=hvd.callbacks.wrap([Fail()]))
+    """Rank 1 dies."""
+    _train(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 if __name__ == "__main__":
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    keras.backend.set_floatx("float64")
     hvd.init()
     {case.__name__: case for case in (frozen, killed)}[sys.argv[1]]()
