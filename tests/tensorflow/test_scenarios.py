@@ -1,6 +1,6 @@
 """Runs every scenario on four ranks over MPI, and those that depend on the controller on two ranks over Gloo.
 
-One launch each runs all of them; a test then looks at one scenario.
+A launch runs many of them, one after the other; a test then looks at one scenario.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from tests.launched import Launch
 from tests.tensorflow.scenario import scenarios
 
 MPI = list(scenarios())
+LATER = [name for name in MPI if scenarios()[name].run.__module__.endswith(("recording", "refused"))]
+"""Of these a second launch, so that none takes too long."""
 ACROSS = (
     "updates_by_each_clock",
     "updates_of_equal_weight",
@@ -25,7 +27,13 @@ GLOO = [name for name, each in scenarios().items() if each.gloo]
 
 @pytest.fixture(scope="session")
 def over_mpi(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    return Launch("tests.tensorflow.worker", "mpi", 4, MPI, tmp_path_factory.mktemp("mpi"))
+    names = [name for name in MPI if name not in LATER]
+    return Launch("tests.tensorflow.worker", "mpi", 4, names, tmp_path_factory.mktemp("mpi"))
+
+
+@pytest.fixture(scope="session")
+def later_over_mpi(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    return Launch("tests.tensorflow.worker", "mpi", 4, LATER, tmp_path_factory.mktemp("mpi"))
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +44,9 @@ def over_gloo(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 @pytest.mark.ranks
 @pytest.mark.timeout(570)
 @pytest.mark.parametrize("name", MPI)
-def test_over_mpi(name: str, over_mpi: Launch) -> None:
-    over_mpi.check(name)
+def test_over_mpi(name: str, request: pytest.FixtureRequest) -> None:
+    launch: Launch = request.getfixturevalue("later_over_mpi" if name in LATER else "over_mpi")
+    launch.check(name)
 
 
 @pytest.mark.ranks
@@ -60,6 +69,6 @@ def test_across_frameworks(name: str, over_mpi: Launch) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.timeout(570)
-def test_ranks_end_by_themselves(over_mpi: Launch, over_gloo: Launch) -> None:
-    for each in (over_mpi, over_gloo):
+def test_ranks_end_by_themselves(over_mpi: Launch, later_over_mpi: Launch, over_gloo: Launch) -> None:
+    for each in (over_mpi, later_over_mpi, over_gloo):
         assert each.outcome.status == 0, each.outcome.tail
