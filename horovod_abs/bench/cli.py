@@ -31,6 +31,7 @@ class Framework(str, Enum):
     """The frameworks that can be measured."""
 
     torch = "torch"
+    tensorflow = "tensorflow"
 
 
 def _checked(parse: Callable[[str], Value]) -> Callable[[str], Value]:
@@ -120,7 +121,7 @@ def utilisation(
     lengths = {"repeats": 1, "rounds": 120, "synchronous_rounds": 40} if quick else {"repeats": repeats}
     setting = bench.Setting(micro_batch_ms, parameters, clock, exchange, **lengths)
     try:
-        result = bench.measure(setting, controller.value)
+        result = bench.measure(setting, controller.value, framework.value)
     except LaunchError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -26,8 +26,15 @@ from horovod_abs import options
 from horovod_abs.bench.launch import Controller, run_ranks
 from horovod_abs.observe.summary import Summary
 
+Framework = Literal["torch", "tensorflow"]
+
 MICRO_BATCH = 16
 """Samples."""
+RANKS: Mapping[Framework, str] = {
+    "torch": "horovod_abs.bench.utilisation_ranks",
+    "tensorflow": "horovod_abs.bench.utilisation_ranks_tensorflow",
+}
+"""What the ranks run."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class Setting:
         return cls(**{**values, "micro_batch_ms": tuple(values["micro_batch_ms"])})
 
 
-def measure(setting: Setting, controller: Controller = "mpi") -> dict[str, Any]:
+def measure(setting: Setting, controller: Controller = "mpi", framework: Framework = "torch") -> dict[str, Any]:
     """Launch the ranks, measure, and return :func:`report`.
 
     Raises:
@@ -98,8 +105,7 @@ def measure(setting: Setting, controller: Controller = "mpi") -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.json"
-        module = "horovod_abs.bench.utilisation_ranks"
-        run_ranks(setting.ranks, module, [setting.to_json(), str(path)], controller=controller)
+        run_ranks(setting.ranks, RANKS[framework], [setting.to_json(), str(path)], controller=controller)
         measured = json.loads(path.read_text())
     summaries = {name: [Summary.from_dict(each) for each in of_one] for name, of_one in measured["repeats"].items()}
     return report(setting, controller, summaries, measured["about"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -16,11 +15,10 @@ from torch import nn
 import horovod_abs.torch as hvd
 from horovod_abs import options
 from horovod_abs.bench.utilisation import MICRO_BATCH, Setting
-from horovod_abs.driver import RoundRecord
+from horovod_abs.bench.utilisation_turns import Advance, in_turn, window
 from horovod_abs.emulate import Pace
-from horovod_abs.observe.progress import open_bar
 from horovod_abs.observe.stopwatch import Stopwatch
-from horovod_abs.observe.summary import Summary, summarise, summarise_totals
+from horovod_abs.observe.summary import Summary, summarise_totals
 
 _LAYERS = 4
 _LEARNING_RATE = 1e-3
@@ -53,7 +51,7 @@ class Device:
             self.model(sample).square().mean().backward()
 
 
-def synchronous(setting: Setting, device: Device, advance: Callable[[], object]) -> Summary:
+def synchronous(setting: Setting, device: Device, advance: Advance) -> Summary:
     """Horovod's own optimizer with equal batches."""
     optimizer = plain_horovod.DistributedOptimizer(device.sgd(), named_parameters=device.model.named_parameters())
     computing = Stopwatch()
@@ -78,7 +76,7 @@ def synchronous(setting: Setting, device: Device, advance: Callable[[], object])
     )
 
 
-def adaptive(setting: Setting, device: Device, advance: Callable[[], object]) -> Summary:
+def adaptive(setting: Setting, device: Device, advance: Advance) -> Summary:
     """ABS-SGD."""
     optimizer = hvd.DistributedOptimizer(
         device.sgd(),
@@ -96,13 +94,6 @@ def adaptive(setting: Setting, device: Device, advance: Callable[[], object]) ->
     return window(list(optimizer.history), setting)
 
 
-def window(history: Sequence[RoundRecord], setting: Setting) -> Summary:
-    """Sum up the rounds between the warm-up and the end."""
-    first = setting.warmup_rounds
-    measured = history[first : first + setting.rounds]
-    return summarise(measured, measured[-1].merged_at - history[first - 1].merged_at, ideal=setting.ideal)
-
-
 def main() -> None:
     """Measure both algorithms in turn; rank 0 writes the summaries."""
     setting, path = Setting.from_json(sys.argv[1]), Path(sys.argv[2])
@@ -110,16 +101,13 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     pace = Pace(1e-3 * setting.micro_batch_ms[hvd.rank()], rank=hvd.rank())
-    repeats: dict[str, list[Summary]] = {"ssgd": [], "abs": []}
-    total = setting.repeats * (2 * setting.warmup_rounds + setting.synchronous_rounds + setting.rounds)
-    parameters = 0
-    with open_bar(total, enabled=hvd.rank() == 0) as bar:
-        for repeat in range(1, setting.repeats + 1):
-            for name, run in (("ssgd", synchronous), ("abs", adaptive)):
-                bar.set_description_str(f"{name} {repeat}/{setting.repeats} ", refresh=False)
-                device = Device(setting, pace)
-                parameters = sum(parameter.numel() for parameter in device.model.parameters())
-                repeats[name].append(run(setting, device, lambda: bar.update(bar.n < total)))
+    device = Device(setting, pace)
+    parameters = sum(parameter.numel() for parameter in device.model.parameters())
+    runs = {
+        "ssgd": lambda advance: synchronous(setting, Device(setting, pace), advance),
+        "abs": lambda advance: adaptive(setting, Device(setting, pace), advance),
+    }
+    repeats = in_turn(setting, hvd.rank(), runs)
     late = hvd.allgather(torch.tensor([pace.late]), name="late").tolist()
     if hvd.rank() == 0:
         about = {"parameters": parameters, "late_micro_batches": late, "torch": torch.__version__}

@@ -68,9 +68,11 @@ def test_bad_options_are_refused_before_anything_is_launched(arguments: list[str
 
 
 @pytest.mark.ranks
-def test_abs_sgd_uses_what_synchronous_horovod_leaves_idle(tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_abs_sgd_uses_what_synchronous_horovod_leaves_idle(framework: str, tmp_path: Path) -> None:
     path = tmp_path / "utilisation.json"
-    outcome = CliRunner().invoke(app, ["utilisation", "--quick", "--json", str(path)])
+    outcome = CliRunner().invoke(app, ["utilisation", "--quick", "--framework", framework, "--json", str(path)])
     assert outcome.exit_code == 0, outcome.output
     result = json.loads(path.read_text())
     assert set(result["ssgd"]) >= {"samples_per_second", "share_of_ideal", "bound"}
@@ -79,6 +81,7 @@ def test_abs_sgd_uses_what_synchronous_horovod_leaves_idle(tmp_path: Path) -> No
     assert result["ssgd"]["share_of_ideal"] <= result["ssgd"]["bound"] + 0.01
     assert result["abs"]["share_of_ideal"] > 1.8 * result["ssgd"]["share_of_ideal"]
     assert result["abs"]["idle_share"] < result["ssgd"]["idle_share"]
+    assert framework in result["about"]
     assert result["about"]["parameters"] == pytest.approx(1e6, rel=0.01)
     shares = [rank["share"] for rank in result["repeats"]["abs"][0]["ranks"]]
     assert shares[0] > 1.5 * shares[2] > 1.8 * shares[3]  # 4 : 2 : 1 on a quiet machine
