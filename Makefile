@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --constraint horovod_abs/constraints.txt
 
-.PHONY: help setup test test-hosts demo lab clean
+.PHONY: help setup test test-tensorflow test-hosts demo lab clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -27,6 +27,9 @@ test: setup ## Run the linter, the type checker and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+test-tensorflow: setup ## Run the tests of TensorFlow and Keras (10 minutes)
+	$(BIN)/pytest -m tensorflow
 
 test-hosts: setup ## Run the tests over four hosts of network namespaces, as root (8 minutes)
 	$(BIN)/pytest -m hosts tests/hosts

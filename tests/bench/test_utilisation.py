@@ -69,7 +69,7 @@ def test_bad_options_are_refused_before_anything_is_launched(arguments: list[str
 
 @pytest.mark.ranks
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.tensorflow)])
 def test_abs_sgd_uses_what_synchronous_horovod_leaves_idle(framework: str, tmp_path: Path) -> None:
     path = tmp_path / "utilisation.json"
     outcome = CliRunner().invoke(app, ["utilisation", "--quick", "--framework", framework, "--json", str(path)])

@@ -10,7 +10,7 @@ from horovod_abs.bench.launch import run_ranks
 from horovod_abs.observe.results import Result
 from horovod_abs.observe.runlog import read_run_log
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks, pytest.mark.timeout(300)]
 SPEEDS = ("--speeds", "1,0.25", "--base-ms", "40", "--micro-batch", "16")
 
 
