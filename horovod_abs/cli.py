@@ -16,6 +16,8 @@ import typer
 
 from horovod_abs import __version__
 from horovod_abs.bench.cli import app as bench
+from horovod_abs.bench.launch import Controller
+from horovod_abs.cluster import SERVICES
 from horovod_abs.install.target import GpuKind, MpiKind
 
 app = typer.Typer(
@@ -93,6 +95,28 @@ def doctor(
     from horovod_abs.doctor import examine, report
 
     raise typer.Exit(report(examine(), as_json=as_json))
+
+
+@app.command(
+    rich_help_panel="Starting a run",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def cluster(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What each worker runs.")],
+    np: Annotated[int | None, typer.Option("-np", "--num-proc", min=1, help="Ranks; by default all workers.")] = None,
+    controller: Annotated[Controller | None, typer.Option(help="Horovod's; by default the one it chooses.")] = None,
+    services: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Names of the services whose containers compute.")
+    ] = ",".join(SERVICES),
+) -> None:
+    """Run a command on all workers of the Docker cluster, from its head: finds them by DNS and calls horovodrun."""
+    from horovod_abs.cluster import ClusterError, run
+
+    try:
+        run(services.split(","), command, ranks=np, controller=controller)
+    except ClusterError as error:
+        print(f"horovod-abs: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 _WATCHING = "Watching a run"
