@@ -122,3 +122,23 @@ def test_ranks_yield_while_they_wait_where_there_are_more_than_cores(
     assert ("OMPI_MCA_mpi_yield_when_idle" not in os.environ) is spins
     mpi.prepare()
     assert mpi.control_plane() is control
+
+
+SEVERAL_HOSTS = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+ONE_HOST = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+
+
+def test_over_several_hosts_sums_go_around_a_ring() -> None:
+    assert mpi.settings(SEVERAL_HOSTS, 8) == mpi.RING
+    assert mpi.settings(ONE_HOST, 8) == {}
+    assert mpi.settings({}, 8) == {}
+
+
+@pytest.mark.parametrize("name", list(mpi.RING))
+def test_who_chooses_how_sums_are_made_is_left_alone(name: str) -> None:
+    assert mpi.settings({**SEVERAL_HOSTS, name: "0"}, 8) == {}
+
+
+def test_ranks_that_outnumber_the_processors_yield() -> None:
+    assert mpi.settings(ONE_HOST, 2) == {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    assert mpi.settings({**ONE_HOST, "OMPI_MCA_mpi_yield_when_idle": "0"}, 2) == {}

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from horovod_abs import options
+from horovod_abs.bench.hosts import HostsUnavailable
 from horovod_abs.bench.launch import LaunchError
 
 Value = TypeVar("Value")
@@ -68,6 +69,10 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split(","))
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 def _momenta(text: str) -> tuple[float, ...]:
     try:
         momenta = tuple(float(part) for part in text.split(","))
@@ -120,11 +125,7 @@ def utilisation(
 
     lengths = {"repeats": 1, "rounds": 120, "synchronous_rounds": 40} if quick else {"repeats": repeats}
     setting = bench.Setting(micro_batch_ms, parameters, clock, exchange, **lengths)
-    try:
-        result = bench.measure(setting, controller.value, framework.value)
-    except LaunchError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+    result = _measured(lambda: bench.measure(setting, controller.value, framework.value))
     Console().print(bench.to_table(result))
     _write(result, json_file)
 
@@ -277,6 +278,41 @@ def convergence(
     Console().print(bench.to_table(result))
     _write(result, json_file)
     _save(lambda: bench.draw(result), plot)
+
+
+@app.command()
+def network(
+    hosts: Annotated[int, typer.Option(help="How many hosts of this machine to make; as root.")] = 4,
+    rate: Annotated[str, typer.Option(metavar="RATE", help="Of each host's link: 1gbit, 100mbit.")] = "1gbit",
+    parameters: Annotated[
+        Any, typer.Option(parser=_checked(_count), metavar="N", help="Numbers to exchange, e.g. 11e6.")
+    ] = "11e6",
+    ways: Annotated[
+        Any, typer.Option(parser=_checked(_names), metavar="W,W,…", help="Which; all by default.")
+    ] = "mpi-default,mpi-ring,mpi-segments,mpi-unfused,gloo",
+    repeats: Annotated[int, typer.Option(help="Exchanges of each kind; the median counts.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Few and small ones over MPI's ring and Gloo.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """How long an exchange takes over a slow network, against its limit, over MPI and Gloo and with what settings."""
+    from horovod_abs.bench import network as bench
+
+    try:
+        setting = bench.QUICK if quick else bench.Setting(hosts, rate, parameters, repeats, ways)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = _measured(lambda: bench.measure(setting))
+    Console().print(bench.to_table(result))
+    _write(result, json_file)
+
+
+def _measured(measure: Callable[[], Value]) -> Value:
+    """Ends the command with what is wrong if hosts or ranks cannot be started."""
+    try:
+        return measure()
+    except (LaunchError, HostsUnavailable) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 def _save(draw: Callable[[], Any], path: Path | None) -> None:

@@ -93,7 +93,7 @@ class Hosts:
         for _ in range(10):
             if self.start(["ssh", "-o", "ConnectTimeout=2", name, "true"]).wait() == 0:
                 return
-        raise HostsUnavailable(f"{name} does not answer to ssh")
+        raise HostsUnavailable(f"{name} does not answer to ssh{_bridge_is_filtered()}")
 
     def _write_ssh(self) -> None:
         """Launchers call plain ``ssh``: one that comes first on their path carries key and options."""
@@ -158,11 +158,22 @@ class Hosts:
             output: A file descriptor for what it prints; this process's own by default.
             directory: To start it in; this process's own by default.
         """
-        path = [str(self._folder / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-        variables = {**os.environ, **(environment or {}), "PATH": os.pathsep.join(path)}
         return subprocess.Popen(
-            [*self._inside(0), *command], env=variables, cwd=directory, stdout=output, stderr=output
+            self.command(command),
+            env=self.environment({**os.environ, **(environment or {})}),
+            cwd=directory,
+            stdout=output,
+            stderr=output,
         )
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command that runs another one on ``h0``; to be started with :meth:`environment`."""
+        return [*self._inside(0), *command]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """``base`` with a path on which ``ssh`` leads to all hosts, and this Python's programs are found."""
+        path = [str(self._folder / "bin"), str(Path(sys.executable).parent), base.get("PATH", os.defpath)]
+        return {**base, "PATH": os.pathsep.join(path)}
 
     def cut(self, host: int) -> None:
         """Pull a host's network cable: what is sent to it is lost, and nobody is told."""
@@ -208,6 +219,14 @@ def unavailable() -> str | None:
         if shutil.which(program, path=_PATH) is None:
             return f"{program} is missing: install the package {package}"
     return None
+
+
+def _bridge_is_filtered() -> str:
+    """Docker's engine turns on what keeps hosts on a bridge from each other."""
+    switch = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+    if switch.exists() and switch.read_text().strip() == "1":
+        return "; a firewall looks at what passes through bridges: sysctl -w net.bridge.bridge-nf-call-iptables=0"
+    return ""
 
 
 def _call(*command: str) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from horovod_abs.bench.hosts import Hosts
+
 Controller = Literal["mpi", "gloo"]
 
 _PREFIX = re.compile(r"^\[(?:\d+,)?(?P<rank>\d+)\]<(?:stdout|stderr)>: ?")
@@ -44,8 +46,10 @@ def environment(ranks: int, base: Mapping[str, str] | None = None) -> dict[str, 
     return result
 
 
-def command_line(ranks: int, module: str, arguments: Sequence[str], controller: Controller | None) -> list[str]:
-    """The horovodrun command that starts ``python -m module`` on so many ranks.
+def command_line(
+    ranks: int, module: str, arguments: Sequence[str], controller: Controller | None, hosts: Hosts | None = None
+) -> list[str]:
+    """The horovodrun command that starts ``python -m module`` on so many ranks, on this machine or on hosts.
 
     Raises:
         LaunchError: there is no horovodrun.
@@ -54,7 +58,8 @@ def command_line(ranks: int, module: str, arguments: Sequence[str], controller: 
     if horovodrun is None:
         raise LaunchError("horovodrun was not found: install Horovod with `horovod-abs install-horovod`")
     choice = [] if controller is None else [f"--{controller}"]
-    return [horovodrun, "-np", str(ranks), *choice, sys.executable, "-m", module, *arguments]
+    where = [] if hosts is None else ["-H", hosts.slots, "--disable-cache"]
+    return [horovodrun, "-np", str(ranks), *choice, *where, sys.executable, "-m", module, *arguments]
 
 
 def run_ranks(
@@ -64,6 +69,8 @@ def run_ranks(
     *,
     controller: Controller | None = None,
     show: Callable[[str], None] | None = None,
+    hosts: Hosts | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> None:
     """Run ``python -m module`` on so many ranks of this machine, until all have ended.
 
@@ -74,16 +81,19 @@ def run_ranks(
         controller: Horovod's; by default the one that horovodrun chooses.
         show: Gets each line that a rank prints, without its prefix; :class:`Screen` by default. What horovodrun itself
             has to say is shown only if it fails.
+        hosts: Emulated hosts to run on, one rank on each, in place of this machine.
+        variables: Of the environment, besides this program's own.
 
     Raises:
         LaunchError: horovodrun is missing, or has failed; with the last lines that it printed.
     """
-    command = command_line(ranks, module, arguments, controller)
+    command = command_line(ranks, module, arguments, controller, hosts)
+    own = environment(ranks, {**os.environ, **(variables or {})})
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     show = Screen() if show is None else show
     with subprocess.Popen(
-        command,
-        env=environment(ranks),
+        command if hosts is None else hosts.command(command),
+        env=own if hosts is None else hosts.environment(own),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
