@@ -9,13 +9,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The Python to use; found by itself if empty.
 PYTHON ?=
-# A further package index, for example the one that holds PyTorch's smaller builds for CPUs only.
-TORCH_INDEX ?=
+# PyTorch's own index of builds for CPUs only, a tenth of the size of those for CUDA, which PyPI has. For CUDA: TORCH_INDEX=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
-	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --constraint horovod_abs/constraints.txt
+	$$($(BIN)/python -m horovod_abs.install.index $(TORCH_INDEX)) --constraint horovod_abs/constraints.txt
 
-.PHONY: help setup test test-tensorflow test-hosts demo lab clean
+.PHONY: help setup test test-tensorflow test-hosts test-docker demo lab clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -33,6 +33,9 @@ test-tensorflow: setup ## Run the tests of TensorFlow and Keras (10 minutes)
 
 test-hosts: setup ## Run the tests over four hosts of network namespaces, as root (8 minutes)
 	$(BIN)/pytest -m hosts tests/hosts
+
+test-docker: setup ## Build the image, run the cluster of containers (with an engine of its own, as root, if there is none)
+	$(BIN)/pytest -s -m docker tests/docker
 
 demo: setup ## Compare plain Horovod with ABS-SGD on four workers of unequal speed
 	$(BIN)/python -m horovod_abs.examples.demo
