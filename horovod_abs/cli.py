@@ -86,14 +86,22 @@ def install_horovod(
 
 @app.command(rich_help_panel=_SETTING_UP)
 def doctor(
+    hosts: Annotated[
+        str, typer.Option(metavar="HOST,HOST,…", help="Check whether these can train together, and how fast.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
 ) -> None:
     """Check everything that a run needs, and say how to repair what is broken.
 
+    With --hosts: ssh to each, versions, clocks, the network between them, and the settings that follow.
     The exit status is 1 if something that is needed is broken.
     """
     from horovod_abs.doctor import examine, report
 
+    if hosts:
+        from horovod_abs.doctor_hosts import examine_hosts
+
+        raise typer.Exit(report(examine_hosts(hosts.split(",")), as_json=as_json))
     raise typer.Exit(report(examine(), as_json=as_json))
 
 
