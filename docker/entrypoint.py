@@ -2,7 +2,7 @@
 """What the containers of compose.yml run.
 
 entrypoint keys            make the cluster's keys, once
-entrypoint worker          let the head in through ssh
+entrypoint worker …        let the head in through ssh; further options are sshd's
 entrypoint lab             JupyterLab
 entrypoint healthy PORT    whether the one of the two that listens there answers
 entrypoint COMMAND …       anything else
@@ -62,7 +62,7 @@ def main(command: str, arguments: Sequence[str]) -> None:
         keys()
     elif command == "worker":
         config = ["-f", "/etc/cluster/sshd_config", "-o", set_env(os.environ)]
-        replace_by("/usr/sbin/sshd", "-D", "-e", *config)
+        replace_by("/usr/sbin/sshd", "-D", "-e", *config, *arguments)
     elif command == "lab":
         if not os.access(RUNS, os.W_OK):
             print(
