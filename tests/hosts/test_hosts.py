@@ -120,6 +120,16 @@ def test_a_host_that_dies_ends_the_job() -> None:
     assert "ends after round" not in outcome.output
 
 
+@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+def test_an_evaluation_that_outlasts_the_exchange_timeout_survives(controller: Controller, hosts: Hosts) -> None:
+    """80 s with the default of 60 s, both divided by 10: who is busy inside ``authoritative`` is not missing."""
+    outcome = launch(4, "tests.torch.failures", "evaluating", "8", "6", controller=controller, timeout=120, hosts=hosts)
+    assert outcome.status == 0, outcome.tail
+    ends = re.findall(r"rank (\d) ends, longest ([0-9.]+) s", outcome.output)
+    assert sorted(rank for rank, _ in ends) == ["0", "1", "2", "3"]
+    assert all(float(longest) > 6 for rank, longest in ends if rank != "0"), "nobody has waited for it"
+
+
 def test_hosts_leave_nothing_behind() -> None:
     if reason := unavailable():
         pytest.skip(reason)

@@ -79,6 +79,33 @@ def enduring() -> None:
     print(f"rank {hvd.rank()} ends after round {last.round}, longest {_longest(optimizer):.1f} s", flush=True)
 
 
+def evaluating() -> None:
+    """Rank 0 evaluates twice, in mid-epoch and between epochs, for as long as the command line says.
+
+    The second number is the exchange's timeout; without it, the default.
+    """
+    seconds, timeout = float(sys.argv[2]), [float(number) for number in sys.argv[3:]]
+    model = small_model()
+    options = {"exchange_timeout": timeout[0]} if timeout else {}
+    optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.01), **options)
+    data = torch.utils.data.DataLoader(torch.randn(64, 6, dtype=torch.float64), batch_size=4)
+
+    def evaluate() -> None:
+        if hvd.rank() == 0:
+            with optimizer.authoritative(), torch.no_grad():
+                time.sleep(seconds)
+
+    for epoch in range(2):
+        for number, x in enumerate(optimizer.epoch(data, rounds=50)):
+            model(x).mean().backward()
+            time.sleep(0.005)
+            optimizer.step()
+            if (epoch, number) == (0, BEFORE):
+                evaluate()
+        evaluate()
+    print(f"rank {hvd.rank()} ends, longest {_longest(optimizer):.1f} s", flush=True)
+
+
 def _longest(optimizer: Any) -> float:
     return max(record.exchange_seconds for record in optimizer.history)
 
@@ -120,4 +147,4 @@ def uneven() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     hvd.init()
-    {case.__name__: case for case in (frozen, killed, raising, enduring, leaving, uneven)}[sys.argv[1]]()
+    {case.__name__: case for case in (frozen, killed, raising, enduring, evaluating, leaving, uneven)}[sys.argv[1]]()
