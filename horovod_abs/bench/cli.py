@@ -69,6 +69,14 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split(","))
 
 
+def _hosts(text: str) -> tuple[int, ...]:
+    return () if text == "none" else _whole_numbers(text)
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    return () if text == "none" else options.positive_numbers(text)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
@@ -302,6 +310,37 @@ def network(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     result = _measured(lambda: bench.measure(setting))
+    Console().print(bench.to_table(result))
+    _write(result, json_file)
+
+
+@app.command()
+def scaling(
+    hosts: Annotated[
+        Any,
+        typer.Option(parser=_checked(_hosts), metavar="N,N,…", help="Numbers of equal hosts, or none; as root."),
+    ] = "1,2,3,4",
+    mixed: Annotated[
+        Any,
+        typer.Option(parser=_checked(_speeds), metavar="S,S,…", help="Speeds of a mixed cluster's hosts, or none."),
+    ] = "1,1,0.5,0.25",
+    micro_batch_ms: Annotated[float, typer.Option(help="Emulated time of a micro-batch of 16 at speed 1.")] = 100.0,
+    parameters: Annotated[
+        Any, typer.Option(parser=_checked(_count), metavar="N", help="Parameters of the model, e.g. 11e6.")
+    ] = "11e6",
+    rate: Annotated[str, typer.Option(metavar="RATE", help="Of each host's link: 1gbit, 100mbit.")] = "1gbit",
+    rounds: Annotated[int, typer.Option(help="In a measurement.")] = 30,
+    controller: Annotated[Controller, typer.Option(help="Horovod's.")] = Controller.mpi,
+    json_file: JsonFile = None,
+) -> None:
+    """Share of their solo speeds that 1 to 4 hosts on a slow network reach, in five ways of training; 15 minutes."""
+    from horovod_abs.bench import scaling as bench
+
+    try:
+        setting = bench.Setting(hosts, mixed, micro_batch_ms, parameters, rate, rounds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = _measured(lambda: bench.measure(setting, controller.value))
     Console().print(bench.to_table(result))
     _write(result, json_file)
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from horovod_abs import options
+from horovod_abs.bench.hosts import Hosts
 from horovod_abs.bench.launch import Controller, run_ranks
 from horovod_abs.observe.summary import Summary
 
@@ -97,15 +98,30 @@ class Setting:
         return cls(**{**values, "micro_batch_ms": tuple(values["micro_batch_ms"])})
 
 
-def measure(setting: Setting, controller: Controller = "mpi", framework: Framework = "torch") -> dict[str, Any]:
+def measure(
+    setting: Setting,
+    controller: Controller = "mpi",
+    framework: Framework = "torch",
+    *,
+    hosts: Hosts | None = None,
+    others: Sequence[str] = (),
+) -> dict[str, Any]:
     """Launch the ranks, measure, and return :func:`report`.
+
+    Args:
+        setting: What is measured.
+        controller: Horovod's.
+        framework: What computes.
+        hosts: Emulated hosts to run on, as many as ranks, in place of this machine.
+        others: Names of further algorithms, see ``utilisation_ranks``; PyTorch only.
 
     Raises:
         LaunchError: a rank has failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.json"
-        run_ranks(setting.ranks, RANKS[framework], [setting.to_json(), str(path)], controller=controller)
+        arguments = [setting.to_json(), str(path), *others]
+        run_ranks(setting.ranks, RANKS[framework], arguments, controller=controller, hosts=hosts)
         measured = json.loads(path.read_text())
     summaries = {name: [Summary.from_dict(each) for each in of_one] for name, of_one in measured["repeats"].items()}
     return report(setting, controller, summaries, measured["about"])

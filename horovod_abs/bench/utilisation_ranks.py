@@ -1,12 +1,19 @@
-"""What each rank of the utilisation benchmark runs, given a setting and a file for rank 0 to write to."""
+"""What each rank of the utilisation benchmark runs, given a setting and a file for rank 0 to write to.
+
+Names of :data:`RUNS` that follow are measured besides ``ssgd`` and ``abs``.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import horovod.torch as plain_horovod
 import torch
@@ -20,6 +27,8 @@ from horovod_abs.emulate import Pace
 from horovod_abs.observe.stopwatch import Stopwatch
 from horovod_abs.observe.summary import Summary, summarise_totals
 
+LOCAL_STEPS = 8
+"""Of local SGD between two averages."""
 _LAYERS = 4
 _LEARNING_RATE = 1e-3
 
@@ -51,24 +60,52 @@ class Device:
             self.model(sample).square().mean().backward()
 
 
-def synchronous(setting: Setting, device: Device, advance: Advance) -> Summary:
+def synchronous(setting: Setting, device: Device, advance: Advance, compression: Any = hvd.Compression.none) -> Summary:
     """Horovod's own optimizer with equal batches."""
-    optimizer = plain_horovod.DistributedOptimizer(device.sgd(), named_parameters=device.model.named_parameters())
+    optimizer = plain_horovod.DistributedOptimizer(
+        device.sgd(), named_parameters=device.model.named_parameters(), compression=compression
+    )
+
+    def round_of_one(computing: Stopwatch) -> None:
+        optimizer.zero_grad()
+        with computing:
+            device.compute(device.sample)
+        optimizer.step()
+
+    return equal_rounds(setting, round_of_one, advance, micro_batches=1)
+
+
+def local_sgd(setting: Setting, device: Device, advance: Advance) -> Summary:
+    """Everybody steps alone :data:`LOCAL_STEPS` times; then models are averaged, and everybody waits for that."""
+    optimizer, parameters = device.sgd(), [parameter.data for parameter in device.model.parameters()]
+
+    def local_round(computing: Stopwatch) -> None:
+        for _ in range(LOCAL_STEPS):
+            optimizer.zero_grad()
+            with computing:
+                device.compute(device.sample)
+            optimizer.step()
+        hvd.synchronize(hvd.grouped_allreduce_async_(parameters, op=hvd.Average, name="local_sgd"))
+
+    return equal_rounds(setting, local_round, advance, micro_batches=LOCAL_STEPS)
+
+
+def equal_rounds(
+    setting: Setting, run: Callable[[Stopwatch], None], advance: Advance, *, micro_batches: int
+) -> Summary:
+    """Rounds of as many micro-batches on every rank."""
     computing = Stopwatch()
     began = computed = 0.0
     hvd.barrier()
     for step in range(setting.warmup_rounds + setting.synchronous_rounds):
         if step == setting.warmup_rounds:
             began, computed = perf_counter(), computing.seconds
-        optimizer.zero_grad()
-        with computing:
-            device.compute(device.sample)
-        optimizer.step()
+        run(computing)
         advance()
     mine = torch.tensor([perf_counter() - began, computing.seconds - computed], dtype=torch.float64)
     by_rank = hvd.allgather(mine.unsqueeze(0), name="synchronous")
     return summarise_totals(
-        [float(MICRO_BATCH * setting.synchronous_rounds)] * setting.ranks,
+        [float(MICRO_BATCH * micro_batches * setting.synchronous_rounds)] * setting.ranks,
         by_rank[:, 1].tolist(),
         float(by_rank[0, 0]),
         rounds=setting.synchronous_rounds,
@@ -94,8 +131,23 @@ def adaptive(setting: Setting, device: Device, advance: Advance) -> Summary:
     return window(list(optimizer.history), setting)
 
 
+def _measured(
+    run: Callable[[Setting, Device, Advance], Summary], setting: Setting, pace: Pace, advance: Advance
+) -> Summary:
+    return run(setting, Device(setting, pace), advance)
+
+
+RUNS: dict[str, Callable[[Setting, Device, Advance], Summary]] = {
+    "ssgd": synchronous,
+    "ssgd-fp16": partial(synchronous, compression=hvd.Compression.fp16),
+    "local": local_sgd,
+    "abs": adaptive,
+    "updates": lambda setting, device, advance: adaptive(replace(setting, exchange="updates"), device, advance),
+}
+
+
 def main() -> None:
-    """Measure both algorithms in turn; rank 0 writes the summaries."""
+    """Measure the algorithms in turn; rank 0 writes the summaries."""
     setting, path = Setting.from_json(sys.argv[1]), Path(sys.argv[2])
     hvd.init()
     torch.set_num_threads(1)
@@ -103,10 +155,7 @@ def main() -> None:
     pace = Pace(1e-3 * setting.micro_batch_ms[hvd.rank()], rank=hvd.rank())
     device = Device(setting, pace)
     parameters = sum(parameter.numel() for parameter in device.model.parameters())
-    runs = {
-        "ssgd": lambda advance: synchronous(setting, Device(setting, pace), advance),
-        "abs": lambda advance: adaptive(setting, Device(setting, pace), advance),
-    }
+    runs = {name: partial(_measured, RUNS[name], setting, pace) for name in ("ssgd", "abs", *sys.argv[3:])}
     repeats = in_turn(setting, hvd.rank(), runs)
     late = hvd.allgather(torch.tensor([pace.late]), name="late").tolist()
     if hvd.rank() == 0:

@@ -11,6 +11,9 @@ from horovod_abs.observe.summary import Summary, summarise
 
 Advance = Callable[[], object]
 
+EQUAL_BATCHES = ("ssgd", "ssgd-fp16", "local")
+"""Algorithms that give every rank as many micro-batches, and make fewer rounds."""
+
 
 def in_turn(setting: Setting, rank: int, runs: Mapping[str, Callable[[Advance], Summary]]) -> dict[str, list[Summary]]:
     """Measure some algorithms in turn, as often as the setting says.
@@ -21,7 +24,9 @@ def in_turn(setting: Setting, rank: int, runs: Mapping[str, Callable[[Advance], 
         runs: By name, what makes one measurement; it calls its argument after each round.
     """
     repeats: dict[str, list[Summary]] = {name: [] for name in runs}
-    total = setting.repeats * (2 * setting.warmup_rounds + setting.synchronous_rounds + setting.rounds)
+    equal = sum(name in EQUAL_BATCHES for name in runs)
+    rounds = equal * setting.synchronous_rounds + (len(runs) - equal) * setting.rounds
+    total = setting.repeats * (len(runs) * setting.warmup_rounds + rounds)
     with open_bar(total, enabled=rank == 0) as bar:
         for repeat in range(1, setting.repeats + 1):
             for name, run in runs.items():

@@ -102,7 +102,8 @@ def evaluating() -> None:
             optimizer.step()
             if (epoch, number) == (0, BEFORE):
                 evaluate()
-        evaluate()
+        if epoch == 0:
+            evaluate()
     print(f"rank {hvd.rank()} ends, longest {_longest(optimizer):.1f} s", flush=True)
 
 
