@@ -22,7 +22,22 @@ from horovod_abs.exchanges import Exchange, ModelUpdates
 from horovod_abs.rollcall import RollCall
 from horovod_abs.timing import Timer
 
+FIRST_EXPECTED_WEIGHT = 1024.0
+"""About how many samples the first sum is taken to hold, before there is a ledger that says so."""
+
+FAR_FROM_OVERFLOW = 1e37
+"""Sums of float32 numbers that are in magnitude, all together, below this are finite, however they are rounded."""
+
+_ROOM_FOR_UPDATES = 64.0
+"""Compressed to float16, mean updates from about 1e-9 to this arrive: they are as small as learning rates make them."""
+_LARGEST_FLOAT16 = 65504.0
+
 _made: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # process set -> numbers of its optimizers
+
+
+def weight_for_updates(expected_weight: float) -> float:
+    """What a sum of updates is to be taken to weigh, for a scale that suits numbers as small as they are."""
+    return (expected_weight or FIRST_EXPECTED_WEIGHT) * _ROOM_FOR_UPDATES / _LARGEST_FLOAT16
 
 
 @dataclass(frozen=True)

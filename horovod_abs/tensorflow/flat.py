@@ -1,4 +1,4 @@
-"""One contiguous tensor in place of many: what is added up and sent in one piece."""
+"""One contiguous tensor in place of many: what is sent in one piece."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import tensorflow as tf
 Gradient = Any
 """A tensor, or ``None``."""
 
+_ALIGNMENT_BYTES = 64
+"""Where a part of a flat tensor begins at a multiple of this, TensorFlow takes it out without copying it."""
+
 
 class Layout:
     """Where the elements of each of some variables lie in flat tensors, one for each dtype.
 
-    Sums of half-precision gradients are kept in float32 (design rule 8).
+    Sums of half-precision gradients are kept in float32 (design rule 8). Between variables there may be a few zeros, so
+    that each begins where it can be taken out without a copy.
 
     Args:
         variables: Whose gradients are laid flat.
@@ -31,12 +35,15 @@ class Layout:
         self._shapes = [tuple(variable.shape) for variable in variables]
         self._groups: dict[tf.DType, list[int]] = {}
         for index, variable in enumerate(variables):
-            self._groups.setdefault(_accumulation_dtype(variable.dtype), []).append(index)
+            self._groups.setdefault(accumulation_dtype(variable.dtype), []).append(index)
         self.dtypes = list(self._groups)
-        self.sizes = [sum(self._size(index) for index in group) for group in self._groups.values()]
+        self.sizes = [sum(self._lengths(dtype)) for dtype in self.dtypes]
 
-    def _size(self, index: int) -> int:
-        return int(np.prod(self._shapes[index], dtype=np.int64))
+    def _lengths(self, dtype: tf.DType) -> list[int]:
+        """Elements of each variable of a type and of the zeros behind it, in turn."""
+        unit = max(_ALIGNMENT_BYTES // dtype.size, 1)
+        sizes = [int(np.prod(self._shapes[index], dtype=np.int64)) for index in self._groups[dtype]]
+        return [length for size in sizes for length in (size, -size % unit)]
 
     def buffers(self) -> list[tf.Variable]:
         """Flat variables, filled with zeros, that nothing else keeps track of."""
@@ -51,28 +58,26 @@ class Layout:
         """The kinds of the flat tensors."""
         return [tf.TensorSpec((size,), dtype) for size, dtype in zip(self.sizes, self.dtypes, strict=True)]
 
-    def flatten(self, tensors: Sequence[Gradient]) -> list[tf.Tensor]:
-        """Lay tensors flat, one of each variable's shape; zeros in the place of ``None``."""
-        return [
-            tf.concat([self._flat(index, tensors[index], dtype) for index in group], 0)
-            for dtype, group in self._groups.items()
-        ]
-
-    def _flat(self, index: int, tensor: Gradient, dtype: tf.DType) -> tf.Tensor:
-        if tensor is None:
-            return tf.zeros([self._size(index)], dtype)
-        return tf.cast(tf.reshape(tensor, [-1]), dtype)
+    def flatten(self, tensors: Sequence[tf.Tensor | tf.Variable]) -> list[tf.Tensor]:
+        """Lay tensors flat, one of each variable's shape."""
+        flats = []
+        for dtype, group in self._groups.items():
+            gaps = (tf.zeros([length], dtype) for length in self._lengths(dtype)[1::2])
+            parts = (tf.cast(tf.reshape(tensors[index], [-1]), dtype) for index in group)
+            flats.append(tf.concat([piece for both in zip(parts, gaps, strict=True) for piece in both], 0))
+        return flats
 
     def split(self, flats: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The inverse of :meth:`flatten`."""
         parts: list[Any] = [None] * len(self._shapes)
-        for flat, group in zip(flats, self._groups.values(), strict=True):
-            for index, part in zip(group, tf.split(flat, [self._size(index) for index in group]), strict=True):
+        for flat, (dtype, group) in zip(flats, self._groups.items(), strict=True):
+            for index, part in zip(group, tf.split(flat, self._lengths(dtype))[::2], strict=True):
                 parts[index] = tf.reshape(part, self._shapes[index])
         return parts
 
 
-def _accumulation_dtype(dtype: tf.DType) -> tf.DType:
+def accumulation_dtype(dtype: tf.DType) -> tf.DType:
+    """The type that sums of gradients of a type are kept in."""
     return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
 
 
@@ -95,9 +100,29 @@ def all_finite(flats: list[tf.Tensor]) -> tf.Tensor:
     )
 
 
+def all_finite_unless(known: tf.Tensor, flats: list[tf.Tensor]) -> tf.Tensor:
+    """The same, not looked at where it is known; traced."""
+    return tf.cond(known, lambda: tf.constant(True), lambda: all_finite(flats))
+
+
+def bound(flats: list[tf.Tensor]) -> tf.Tensor:
+    """A number that no element exceeds in magnitude, finite only if every element is, at one pass's cost; traced.
+
+    It is the 2-norm, give or take rounding: infinite where that overflows. A float64 scalar.
+    """
+    total = tf.sqrt(2.0 * tf.add_n([tf.cast(tf.nn.l2_loss(flat), tf.float64) for flat in flats]))
+    return tf.where(tf.math.is_nan(total), tf.constant(np.inf, tf.float64), total)
+
+
 def norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The 2-norm of all elements together, a float64 scalar; traced."""
     return tf.sqrt(tf.add_n([tf.cast(tf.reduce_sum(tf.square(tensor)), tf.float64) for tensor in tensors]))
+
+
+def add_scaled(variable: tf.Variable, tensor: tf.Tensor, factor: tf.Tensor) -> None:
+    """Add ``factor`` times a tensor to a variable of its type: a step of gradient descent, in one pass over memory."""
+    alpha = tf.cast(-factor, tensor.dtype)
+    tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=alpha, delta=tensor)
 
 
 def compiled(function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
@@ -107,6 +132,7 @@ def compiled(function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
 
 
 SCALAR = tf.TensorSpec((), tf.float64)
+BOOLEAN = tf.TensorSpec((), tf.bool)
 
 
 def digest_of(tensors: Sequence[tf.Tensor | tf.Variable]) -> int:

@@ -11,7 +11,17 @@ import tensorflow as tf
 
 from horovod_abs.core.ledger import Column, Entry, Floats, Ledger
 from horovod_abs.exchanges import Gradients
-from horovod_abs.tensorflow.flat import SCALAR, Gradient, all_finite, compiled, digest_of
+from horovod_abs.tensorflow.flat import (
+    BOOLEAN,
+    SCALAR,
+    Gradient,
+    accumulation_dtype,
+    add_scaled,
+    all_finite,
+    all_finite_unless,
+    compiled,
+    digest_of,
+)
 from horovod_abs.tensorflow.payloads import ExchangedSum, Options
 from horovod_abs.tensorflow.staleness import AsPublished, Lookahead, Taylor
 from horovod_abs.tensorflow.wire import Tensors, Wire
@@ -20,8 +30,8 @@ from horovod_abs.tensorflow.wire import Tensors, Wire
 class GradientPayload(ExchangedSum):
     """Sums of per-sample gradients, and the number of samples.
 
-    One flat variable accumulates. At a launch its buffer goes to the exchange, without a copy, and the variable gets a
-    new one; the exchange puts its sum into a third.
+    One variable for each parameter accumulates. At a launch their buffers go to the exchange, uncopied, which lays
+    them flat and puts its sum into a third; the first micro-batch that follows gives the variables new ones.
 
     Args:
         optimizer, user_class, wire, name, options: See :class:`ExchangedSum`.
@@ -38,7 +48,10 @@ class GradientPayload(ExchangedSum):
     def lay_out(self, variables: Sequence[Any]) -> None:
         super().lay_out(variables)
         with tf.init_scope():
-            self._accumulators = self._layout.buffers()
+            self._accumulators = [
+                tf.Variable(tf.zeros(p.shape, accumulation_dtype(p.dtype)), trainable=False) for p in self.parameters
+            ]
+            self._empty = tf.Variable(True, trainable=False)
             self._present = tf.Variable(tf.zeros([len(self.parameters)], tf.float64), trainable=False)
         self._release = compiled(self._trace_release)
         self._steps: dict[tuple[bool, ...], Callable[..., tf.Tensor]] = {}
@@ -62,52 +75,70 @@ class GradientPayload(ExchangedSum):
     def _take(self, gradients: Sequence[Gradient], samples: tf.Tensor) -> None:
         here = [float(gradient is not None) for gradient in gradients]
         self._present.assign(tf.maximum(self._present, tf.constant(here, tf.float64)))
-        for accumulator, flat in zip(self._accumulators, self._layout.flatten(gradients), strict=True):
-            weight = tf.cast(samples, flat.dtype)
-            accumulator.assign_add(flat * weight if self._options.loss_reduction == "mean" else flat)
+        cast = [None if g is None else tf.cast(g, a.dtype) for g, a in zip(gradients, self._accumulators, strict=True)]
+        weight = samples if self._options.loss_reduction == "mean" else tf.ones([], tf.float64)
+        tf.cond(self._empty, lambda: self._trace_begin(cast, weight), lambda: self._trace_add(cast, weight))
+        self._empty.assign(False)
+
+    def _trace_begin(self, gradients: Sequence[Gradient], weight: tf.Tensor) -> None:
+        for accumulator, gradient in zip(self._accumulators, gradients, strict=True):
+            nothing = gradient is None
+            accumulator.assign(tf.zeros_like(accumulator) if nothing else gradient * tf.cast(weight, gradient.dtype))
+
+    def _trace_add(self, gradients: Sequence[Gradient], weight: tf.Tensor) -> None:
+        for accumulator, gradient in zip(self._accumulators, gradients, strict=True):
+            if gradient is not None:
+                add_scaled(accumulator, gradient, weight)
 
     # -- the exchange ----------------------------------------------------------------------------------------------
 
     def launch(self, row: Floats, ledger: Ledger) -> None:
         """Start to sum what was accumulated, and the ledger, over all ranks."""
-        flats, present = self._release()
+        sums, present = self._release()
         if self._result is None:
             self._staleness.begin()
         if ledger.rounds % self._options.digest_every == 0:
             row[Column.DIGEST] = digest_of(self.parameters)
-        self._send(flats, row, present, 1.0, ledger.last_weight)
+        self._send(sums, row, present, 1.0, ledger.last_weight)
         if row[Column.WEIGHT] and not self.launches_first:
-            self._predict(flats, present.numpy() > 0, float(row[Column.WEIGHT]), ledger)
+            self._predict(sums, present.numpy() > 0, float(row[Column.WEIGHT]), ledger)
 
     def _trace_release(self) -> tuple[Tensors, tf.Tensor]:
         """What was accumulated, and for which parameters; begins anew."""
-        flats = [accumulator.read_value() for accumulator in self._accumulators]
+        sums = tf.cond(
+            self._empty,
+            lambda: [tf.zeros_like(accumulator) for accumulator in self._accumulators],
+            lambda: [accumulator.read_value() for accumulator in self._accumulators],
+        )
         present = self._present.read_value()
-        for accumulator in self._accumulators:
-            accumulator.assign(tf.zeros_like(accumulator))
+        self._empty.assign(True)
         self._present.assign(tf.zeros_like(self._present))
-        return flats, present
+        return sums, present
 
-    def _predict(self, flats: Tensors, present: Any, weight: float, ledger: Ledger) -> None:
+    def _flatten(self, tensors: Tensors) -> Tensors:
+        return self._layout.flatten(tensors)
+
+    def _predict(self, sums: Tensors, present: Any, weight: float, ledger: Ledger) -> None:
         """Let a staleness remedy look ahead with this rank's own mean gradient, if it is finite."""
         factor = self._options.scaling.factor(ledger.last_weight or weight, float(ledger.weight.sum()))
         pattern = tuple(present.tolist())
         if pattern not in self._predictions:
             trace = functools.partial(self._trace_prediction, pattern)
-            self._predictions[pattern] = compiled(trace, self._layout.specs, SCALAR, SCALAR)
-        self._predictions[pattern](flats, tf.constant(1.0 / weight, tf.float64), tf.constant(factor, tf.float64))
+            specs = [tf.TensorSpec(accumulator.shape, accumulator.dtype) for accumulator in self._accumulators]
+            self._predictions[pattern] = compiled(trace, specs, SCALAR, SCALAR)
+        self._predictions[pattern](sums, tf.constant(1.0 / weight, tf.float64), tf.constant(factor, tf.float64))
 
-    def _trace_prediction(self, present: tuple[bool, ...], flats: Tensors, scale: tf.Tensor, factor: tf.Tensor) -> None:
-        gradients = self._means(flats, scale, present)
+    def _trace_prediction(self, present: tuple[bool, ...], sums: Tensors, scale: tf.Tensor, factor: tf.Tensor) -> None:
+        gradients = self._means(sums, scale, present)
 
         def predict() -> None:
             self._staleness.predict(lambda: self._update(gradients, factor), self._state())
 
-        tf.cond(all_finite(flats), predict, lambda: None)
+        tf.cond(all_finite(sums), predict, lambda: None)
 
-    def _means(self, flats: Tensors, scale: tf.Tensor, present: tuple[bool, ...]) -> Sequence[Gradient]:
-        means = self._layout.split([flat * tf.cast(scale, flat.dtype) for flat in flats])
-        return self._clipped([mean if here else None for mean, here in zip(means, present, strict=True)])
+    def _means(self, sums: Tensors, scale: tf.Tensor, present: tuple[bool, ...]) -> Sequence[Gradient]:
+        here = zip(sums, present, strict=True)
+        return self._clipped([total * tf.cast(scale, total.dtype) if there else None for total, there in here])
 
     # -- the update ------------------------------------------------------------------------------------------------
 
@@ -124,14 +155,17 @@ class GradientPayload(ExchangedSum):
         present = tuple(self._result_present.tolist())
         if present not in self._steps:
             trace = functools.partial(self._trace_step, present)
-            self._steps[present] = compiled(trace, self._layout.specs, SCALAR, SCALAR)
+            self._steps[present] = compiled(trace, self._layout.specs, BOOLEAN, SCALAR, SCALAR)
         scale = 1.0 / (entry.weight * self._result_scale)
         factor = self._options.scaling.factor(entry.weight, samples_before)
-        return bool(self._steps[present](flats, tf.constant(scale, tf.float64), tf.constant(factor, tf.float64)))
+        known = tf.constant(self._surely_finite())
+        return bool(self._steps[present](flats, known, tf.constant(scale, tf.float64), tf.constant(factor, tf.float64)))
 
-    def _trace_step(self, present: tuple[bool, ...], flats: Tensors, scale: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-        finite = all_finite(flats)
-        gradients = self._staleness.before_update(self._means(flats, scale, present))
+    def _trace_step(
+        self, present: tuple[bool, ...], flats: Tensors, known: tf.Tensor, scale: tf.Tensor, factor: tf.Tensor
+    ) -> tf.Tensor:
+        finite = all_finite_unless(known, flats)
+        gradients = self._staleness.before_update(self._means(self._layout.split(flats), scale, present))
         tf.cond(finite, lambda: self._update(gradients, factor), lambda: None)
         return finite
 

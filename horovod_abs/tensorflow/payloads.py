@@ -15,13 +15,10 @@ from horovod.tensorflow.compression import Compression
 
 from horovod_abs import rounds
 from horovod_abs.core.ledger import Column, Flag, Floats
-from horovod_abs.tensorflow.flat import Gradient, Layout, all_finite, native, norm
+from horovod_abs.tensorflow.flat import Gradient, Layout, all_finite_unless, bound, native, norm
 from horovod_abs.tensorflow.wire import Tensors, Wire
 
 _PLAIN = (bool, int, float, str, type(None))
-
-FIRST_EXPECTED_WEIGHT = 1024.0
-"""About how many samples the first sum is taken to hold, before there is a ledger that says so."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,7 @@ class ExchangedSum:
         self._scale = self._result_scale = 1.0
         self._sent = list(self._layout.dtypes)
         self._result_present = np.zeros(0, dtype=bool)
+        self._result_bound = np.inf
 
     # -- a micro-batch ---------------------------------------------------------------------------------------------
 
@@ -170,11 +168,11 @@ class ExchangedSum:
 
     # -- the exchange ----------------------------------------------------------------------------------------------
 
-    def _send(self, flats: Tensors, row: Floats, present: tf.Tensor, weight: float, expected_weight: float) -> None:
+    def _send(self, tensors: Tensors, row: Floats, present: tf.Tensor, weight: float, expected_weight: float) -> None:
         """Start to sum tensors, with the ledger; all that takes time happens in the submitting thread.
 
         Args:
-            flats: What is summed, times ``weight``.
+            tensors: What is summed, times ``weight``, once it is laid flat.
             row: This rank's row.
             present: What this rank has something for, a float64 vector.
             weight: What the tensors are multiplied by.
@@ -182,8 +180,8 @@ class ExchangedSum:
         """
         self._scale = 1.0 / self._options.gradient_predivide_factor
         if self._options.compression is not Compression.none:
-            self._scale /= 2.0 ** round(np.log2(expected_weight or FIRST_EXPECTED_WEIGHT))
-        given = [*flats, tf.constant(row), present, tf.constant(weight * self._scale, tf.float64)]
+            self._scale /= 2.0 ** round(np.log2(expected_weight or rounds.FIRST_EXPECTED_WEIGHT))
+        given = [*tensors, tf.constant(row), present, tf.constant(weight * self._scale, tf.float64)]
         self._sums = self._wire.start_sum(given, self._name, self._pack)
 
     def _pack(self, given: Tensors) -> Tensors:
@@ -191,8 +189,11 @@ class ExchangedSum:
 
         Tensors that are not finite are dropped by selection: zeros in their place, and weight 0.
         """
-        *flats, row, present, scale = given
-        kept = tf.logical_or(all_finite(flats), tf.equal(row[Column.WEIGHT], 0.0))
+        *tensors, row, present, scale = given
+        flats = self._flatten(tensors)
+        empty = tf.equal(row[Column.WEIGHT], 0.0)
+        largest = tf.where(empty, tf.zeros([], tf.float64), bound(flats))
+        kept = all_finite_unless(tf.math.is_finite(largest), flats)
         if self._scales:
             flats = [flat * tf.cast(scale, flat.dtype) for flat in flats]
         flats = tf.cond(
@@ -204,8 +205,19 @@ class ExchangedSum:
         weightless[Column.WEIGHT] = 0.0
         row = tf.where(kept, row, row * weightless + dropped)
         others = [tf.zeros([len(Column) * ranks], tf.float64) for ranks in (self._wire.rank, self._ranks_after)]
-        ledger = tf.concat([others[0], row, others[1], present * tf.cast(kept, tf.float64)], 0)
+        kept = tf.cast(kept, tf.float64)
+        largest = tf.math.multiply_no_nan(largest * scale * self._options.gradient_predivide_factor, kept)
+        ledger = tf.concat([others[0], row, others[1], present * kept, [largest]], 0)
         return [*(self._options.compression.compress(flat)[0] for flat in flats), ledger]
+
+    def _flatten(self, tensors: Tensors) -> Tensors:
+        """Lay what is handed over flat, unless it is; traced."""
+        return tensors
+
+    def _surely_finite(self) -> bool:
+        """Whether the sum must be finite, because the ranks' bounds cannot add up to an overflow."""
+        certain = self._options.compression is Compression.none and self._result_bound < rounds.FAR_FROM_OVERFLOW
+        return certain and self._result_scale <= 1.0
 
     @property
     def _scales(self) -> bool:
@@ -231,7 +243,7 @@ class ExchangedSum:
         ]
         values = ledger.numpy()
         ranks = self._wire.size * len(Column)
-        self._result_present = values[ranks:] > 0
+        self._result_present, self._result_bound = values[ranks:-1] > 0, float(values[-1])
         return np.array(values[:ranks].reshape(self._wire.size, len(Column)))
 
     def options(self) -> int:

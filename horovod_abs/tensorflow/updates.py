@@ -11,13 +11,21 @@ from horovod.tensorflow.compression import Compression
 
 from horovod_abs.core.ledger import Column, Entry, Floats, Ledger
 from horovod_abs.exchanges import ModelUpdates
-from horovod_abs.tensorflow.flat import SCALAR, Gradient, Layout, all_finite, compiled, digest_of, native
-from horovod_abs.tensorflow.payloads import FIRST_EXPECTED_WEIGHT, ExchangedSum, Options
+from horovod_abs.rounds import weight_for_updates
+from horovod_abs.tensorflow.flat import (
+    BOOLEAN,
+    SCALAR,
+    Gradient,
+    Layout,
+    add_scaled,
+    all_finite,
+    all_finite_unless,
+    compiled,
+    digest_of,
+    native,
+)
+from horovod_abs.tensorflow.payloads import ExchangedSum, Options
 from horovod_abs.tensorflow.wire import Tensors, Wire
-
-ROOM_FOR_UPDATES = 64.0
-"""Compressed to float16, mean updates from about 1e-9 to this arrive: they are as small as learning rates make them."""
-_LARGEST_FLOAT16 = 65504.0
 
 
 class UpdatePayload(ExchangedSum):
@@ -77,7 +85,9 @@ class UpdatePayload(ExchangedSum):
         self._hand_over_update = compiled(self._trace_update)
         self._rebase = compiled(self._trace_rebase, self._layout.specs)
         self._go_on = compiled(self._trace_go_on)
-        self._move_central = compiled(self._trace_move, [*self._layout.specs, *self._kept_layout.specs], SCALAR)
+        self._move_central = compiled(
+            self._trace_move, [*self._layout.specs, *self._kept_layout.specs], BOOLEAN, SCALAR
+        )
         self._return = compiled(self._trace_return)
 
     def _moments(self) -> list[tf.Variable]:
@@ -135,8 +145,7 @@ class UpdatePayload(ExchangedSum):
         updates = handed[: len(self._central)]
         self._rebase([tf.zeros_like(update) for update in updates] if dropped else updates)
         expected = ledger.last_weight if self._exchange.weighting == "samples" else float(self._wire.size)
-        expected = (expected or FIRST_EXPECTED_WEIGHT) * ROOM_FOR_UPDATES / _LARGEST_FLOAT16
-        self._send(handed, row, tf.zeros([0], tf.float64), weight, expected)
+        self._send(handed, row, tf.zeros([0], tf.float64), weight, weight_for_updates(expected))
 
     @property
     def _scales(self) -> bool:
@@ -174,24 +183,25 @@ class UpdatePayload(ExchangedSum):
             return True
         contributing = entry.column(Column.WEIGHT)
         total = entry.weight if self._exchange.weighting == "samples" else float((contributing > 0).sum())
-        finite, *means = self._move_central(flats, tf.constant(1.0 / (total * self._result_scale), tf.float64))
+        scale = tf.constant(1.0 / (total * self._result_scale), tf.float64)
+        finite, *means = self._move_central(flats, tf.constant(self._surely_finite()), scale)
         if finite:
             self._mean_state = means
         return bool(finite)
 
-    def _trace_move(self, flats: Tensors, scale: tf.Tensor) -> Tensors:
+    def _trace_move(self, flats: Tensors, known: tf.Tensor, scale: tf.Tensor) -> Tensors:
         """Move the central model, if all is finite; returns whether it is, and the mean of what optimizers keep."""
-        finite = all_finite(flats)
-        means = [flat * tf.cast(scale, flat.dtype) for flat in flats]
-        tf.cond(finite, lambda: self._trace_add(means[: len(self._central)]), lambda: None)
-        return [finite, *means[len(self._central) :]]
+        finite = all_finite_unless(known, flats)
+        models = len(self._central)
+        tf.cond(finite, lambda: self._trace_add(flats[:models], scale), lambda: None)
+        return [finite, *(flat * tf.cast(scale, flat.dtype) for flat in flats[models:])]
 
-    def _trace_add(self, means: Tensors) -> None:
+    def _trace_add(self, flats: Tensors, scale: tf.Tensor) -> None:
         if self._outer is not None:
-            self._outer.apply([-mean for mean in means], self._central)
+            self._outer.apply([flat * tf.cast(-scale, flat.dtype) for flat in flats], self._central)
             return
-        for central, mean in zip(self._central, means, strict=True):
-            central.assign_add(mean)
+        for central, flat in zip(self._central, flats, strict=True):
+            add_scaled(central, flat, scale)
 
     def settle(self, closed: bool) -> None:
         """No launch follows the merge: go on from the central model with what has not been handed over yet."""

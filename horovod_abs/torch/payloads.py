@@ -19,12 +19,6 @@ from horovod_abs.core.ledger import Column, Flag, Floats
 from horovod_abs.torch.flat import FlatBuffer
 from horovod_abs.torch.wire import Wire
 
-FIRST_EXPECTED_WEIGHT = 1024.0
-"""About how many samples the first sum is taken to hold, before there is a ledger that says so."""
-
-FAR_FROM_OVERFLOW = 1e37
-"""Sums of float32 numbers that are in magnitude, all together, below this are finite, however they are rounded."""
-
 _worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_abs")
 
 
@@ -167,7 +161,7 @@ class ExchangedSum:
         """Divide the sum by what keeps it within range on the wire; it is multiplied back when applied."""
         self._scale = 1.0 / self._options.gradient_predivide_factor
         if self._options.compression is not Compression.none:
-            self._scale /= 2.0 ** round(np.log2(expected_weight or FIRST_EXPECTED_WEIGHT))
+            self._scale /= 2.0 ** round(np.log2(expected_weight or rounds.FIRST_EXPECTED_WEIGHT))
         if self._scale != 1.0:
             for flat in buffer.tensors:
                 flat.mul_(self._scale)
@@ -199,7 +193,7 @@ class ExchangedSum:
 
     def _is_finite(self, result: FlatBuffer) -> bool:
         """Whether the sum is finite: certain where the ranks' bounds cannot add up to an overflow, else one pass."""
-        certain = self._options.compression is Compression.none and self._result_bound < FAR_FROM_OVERFLOW
+        certain = self._options.compression is Compression.none and self._result_bound < rounds.FAR_FROM_OVERFLOW
         return (certain and self._result_scale <= 1.0) or bool(result.all_finite())
 
     def options(self) -> int:

@@ -11,15 +11,12 @@ import torch
 from horovod.torch.compression import Compression
 
 from horovod_abs.core.ledger import Column, Entry, Floats, Ledger
+from horovod_abs.rounds import weight_for_updates
 from horovod_abs.torch.exchanges import ModelUpdates
 from horovod_abs.torch.flat import FlatBuffer, digest_of
-from horovod_abs.torch.payloads import FIRST_EXPECTED_WEIGHT, ExchangedSum, Options, learning_rates
+from horovod_abs.torch.payloads import ExchangedSum, Options, learning_rates
 from horovod_abs.torch.staleness import put_back
 from horovod_abs.torch.wire import Wire
-
-ROOM_FOR_UPDATES = 64.0
-"""Compressed to float16, mean updates from about 1e-9 to this arrive: they are as small as learning rates make them."""
-_LARGEST_FLOAT16 = 65504.0
 
 
 class UpdatePayload(ExchangedSum):
@@ -132,7 +129,7 @@ class UpdatePayload(ExchangedSum):
         self._rebase(updates)
         self._in_background(_weigh, buffer, weight)
         expected = ledger.last_weight if self._exchange.weighting == "samples" else float(self._wire.size)
-        self._send_in_background(buffer, (expected or FIRST_EXPECTED_WEIGHT) * ROOM_FOR_UPDATES / _LARGEST_FLOAT16)
+        self._send_in_background(buffer, weight_for_updates(expected))
 
     def _lay_progress(self, updates: list[torch.Tensor]) -> None:
         for parameter, start, update in zip(self.parameters, self._start.views, updates, strict=True):

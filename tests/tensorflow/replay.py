@@ -17,6 +17,7 @@ import tensorflow as tf
 from tests.tensorflow.scenario import Naps, Ranks, flat, small_model, wrap
 
 Gradients = list[Any]
+INDICES = tf.TensorSpec([None], tf.int64)
 
 
 class Recorder:
@@ -144,9 +145,9 @@ class Replay:
         variables = self.model.trainable_variables
         if not indices:
             return [np.zeros(v.shape) for v in variables]
-        return [g.numpy() for g in self._gradients(tf.constant(indices))]
+        return [g.numpy() for g in self._gradients(tf.constant(indices, tf.int64))]
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(input_signature=[INDICES], autograph=False)
     def _gradients(self, indices: tf.Tensor) -> Gradients:
         with tf.GradientTape() as tape:
             loss = self.task.loss(self.model, indices) * tf.cast(tf.size(indices), tf.float64)
@@ -189,7 +190,7 @@ class Replay:
         if factor != 1.0:
             self.optimizer.learning_rate = rate
 
-    @tf.function
+    @tf.function(autograph=False)
     def _apply(self, gradients: Gradients) -> None:
         self.optimizer.apply(gradients, self.model.trainable_variables)
 
@@ -267,7 +268,7 @@ class Trial:
         self.optimizer = wrap(self.make_optimizer(), **self.options)
         self.nap = Naps(self.ranks.rank)
         self.recorder = Recorder(self.model, self.optimizer)
-        self._compiled = tf.function(self.micro_batch, reduce_retracing=True)
+        self._compiled = tf.function(self.micro_batch, input_signature=[INDICES], autograph=False)
 
     def micro_batch(self, indices: Any) -> None:
         """Compute and hand over a micro-batch."""
@@ -284,7 +285,7 @@ class Trial:
         if self.eagerly:
             self.micro_batch(indices)
         else:
-            self._compiled(tf.constant(indices))
+            self._compiled(tf.constant(indices, tf.int64))
             self.optimizer.boundary()
 
     def train(self, batches: Iterable[np.ndarray] | None = None, **end: Any) -> None:
