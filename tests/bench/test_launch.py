@@ -3,11 +3,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from horovod_abs.bench import launch
+from horovod_abs.bench.hosts import Hosts
 
 
 @pytest.fixture
@@ -39,6 +41,19 @@ def test_command_and_environment(fake_horovodrun: Path) -> None:
     launch.run_ranks(3, "some.module", ["--x", "a b"], controller="gloo", show=lines.append)
     assert str(["-np", "3", "--gloo", sys.executable, "-m", "some.module", "--x", "a b"]) in lines[0]
     assert str(Path(sys.executable).parent) in lines[0]
+
+
+def test_hosts_and_variables(fake_horovodrun: Path) -> None:
+    class Here(Hosts):
+        """Two hosts that are this machine."""
+
+        def command(self, command: Sequence[str]) -> list[str]:
+            return ["/usr/bin/env", "WHERE=h0", *command]
+
+    fake_horovodrun.write_text("print('[0]<stdout>:', sys.argv[1:6], os.environ['WHERE'], os.environ['MORE'])")
+    lines: list[str] = []
+    launch.run_ranks(2, "module", show=lines.append, hosts=Here(2), variables={"MORE": "more"})
+    assert lines == [str(["-np", "2", "-H", "h0:1,h1:1", "--disable-cache"]) + " h0 more"]
 
 
 def test_a_failure_tells_the_command_and_the_last_lines(fake_horovodrun: Path) -> None:
