@@ -68,7 +68,7 @@ def test_bad_options_are_refused_before_anything_is_started(arguments: list[str]
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 def test_exchanges_over_hosts_keep_to_the_limit(tmp_path: Path) -> None:
-    """A link that is not shaped would be faster than the limit; Open MPI's own choice takes twice as long."""
+    """A link that is not shaped would be faster than the limit; what goes around the ring but once is near sockets."""
     if reason := unavailable():
         pytest.skip(reason)
     path = tmp_path / "network.json"
@@ -77,5 +77,6 @@ def test_exchanges_over_hosts_keep_to_the_limit(tmp_path: Path) -> None:
     result = json.loads(path.read_text())
     assert result["setting"]["ways"] == list(QUICK.ways)
     for way in result["ways"].values():
-        assert 0.95 < way["of_limit"]["float32"] < 1.9
+        assert way["of_limit"]["float32"] > 0.95
+        assert way["seconds"]["float32"] < 3 * result["sockets"]
     assert result["sockets"] > 0.95 * result["limits"]["float32"]
