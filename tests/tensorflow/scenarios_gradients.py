@@ -32,7 +32,7 @@ def equals_the_gradient_tape(ranks: Ranks) -> None:
     variables = model.trainable_variables
     plain.build(variables)
 
-    @tf.function
+    @tf.function(autograph=False)
     def synchronous(indices: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = trial.task.loss(model, indices)

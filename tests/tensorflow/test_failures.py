@@ -8,7 +8,7 @@ import pytest
 
 from tests.ranks import Controller, Outcome, launch
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.ranks, pytest.mark.timeout(200)]
 
 
 def run(case: str, controller: Controller) -> Outcome:

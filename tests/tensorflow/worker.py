@@ -28,7 +28,7 @@ import horovod_abs.tensorflow as hvd
 from horovod_abs import rounds
 from tests.tensorflow.scenario import Ranks, Scenario, scenarios
 
-PATIENCE_SECONDS = 100
+PATIENCE_SECONDS = 200
 """A scenario that takes longer than this hangs: the rank prints where it stands, and ends."""
 
 
