@@ -28,7 +28,7 @@ test: setup ## Run the linter, the type checker and all tests
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-test-tensorflow: setup ## Run the tests of TensorFlow and Keras (10 minutes)
+test-tensorflow: setup ## Run the longer tests of TensorFlow and Keras (10 minutes)
 	$(BIN)/pytest -m tensorflow
 
 test-hosts: setup ## Run the tests over four hosts of network namespaces, as root (8 minutes)
