@@ -15,7 +15,7 @@ class Gatherer(Protocol):
 
     rank: int
 
-    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(self, values: list[int], name: str) -> list[list[int]]:
         """The values of every rank."""
 
 
@@ -50,21 +50,20 @@ def refuse_environment() -> None:
             raise ValueError(f"{name} is set: {remedy}. Unset it")
 
 
-def check_same_on_all_ranks(given: Mapping[str, str], wire: Gatherer, name: str, timeout: float) -> None:
+def check_same_on_all_ranks(given: Mapping[str, str], wire: Gatherer, name: str) -> None:
     """Compare what the ranks were given; every rank calls it.
 
     Args:
         given: What is compared, in words, e.g. ``{"clock": "SyncClock()"}``; the same keys on every rank.
         wire: Between the ranks that compare.
         name: Name of the exchange.
-        timeout: Seconds to wait for the other ranks.
 
     Raises:
         Mismatch: not all are the same; names the ranks and what differs.
         ExchangeTimeout: not every rank came.
     """
     digests = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") for text in given.values()]
-    everyone = wire.gather(digests, f"{name}.check", timeout)
+    everyone = wire.gather(digests, f"{name}.check")
     for column, (what, text) in enumerate(given.items()):
         others = [rank for rank, row in enumerate(everyone) if row[column] != everyone[0][column]]
         if others:

@@ -31,6 +31,24 @@ class Mismatch(RunError):
     """The ranks were given different models, options or hyper-parameters."""
 
 
+def late(rank: int, what: str, timeout: float) -> ExchangeTimeout:
+    """Not every rank has come to an exchange within ``timeout`` seconds."""
+    return ExchangeTimeout(
+        rank,
+        f"not every rank has come to {what!r} within {timeout:g} s",
+        "Make the same optimizers and begin the same epochs, in the same order, on every rank",
+    )
+
+
+def failed(rank: int, what: str, error: Exception) -> ExchangeFailed:
+    """What Horovod says of an exchange that it could not carry out."""
+    return ExchangeFailed(
+        rank,
+        f"Horovod could not carry out {what} ({' '.join(str(error).split())})",
+        "As a rule another rank has raised or died: look for the first error in the other ranks' output",
+    )
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """``"rank 2"``, ``"ranks 1, 3"``."""
     listed = [str(rank) for rank in ranks]

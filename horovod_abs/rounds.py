@@ -122,7 +122,6 @@ class Rounds:
         announcer: Tells the others how far this rank has come; ``None`` for a rank by itself.
         wire: Between the ranks.
         name: Prefix of the names of all exchanges, the same on every rank.
-        timeout: Seconds to wait for another rank.
         process_set: Horovod's.
         given: What was asked for, in words that must be the same on all ranks.
         samplers: Those made for this optimizer.
@@ -137,7 +136,6 @@ class Rounds:
     announcer: RollCall | None
     wire: Any  # a Gatherer, with the framework's tensors
     name: str
-    timeout: float
     process_set: Any
     given: dict[str, str]
     samplers: list[Any] = field(default_factory=list)
@@ -146,11 +144,11 @@ class Rounds:
 
     def check_same(self, parameters: str) -> None:
         """Raise :class:`Mismatch` if another rank has other parameters, described in words, or other options."""
-        check_same_on_all_ranks({"parameters": parameters, **self.given}, self.wire, self.name, self.timeout)
+        check_same_on_all_ranks({"parameters": parameters, **self.given}, self.wire, self.name)
 
     def gather(self, values: list[int], what: str) -> list[list[int]]:
         """Whole numbers of all ranks; a collective call."""
-        gathered: list[list[int]] = self.wire.gather(values, f"{self.name}.{what}", self.timeout)
+        gathered: list[list[int]] = self.wire.gather(values, f"{self.name}.{what}")
         return gathered
 
     def share_since_averaged(self) -> float:
@@ -280,9 +278,7 @@ def open_rounds(
         "options": f"{user_class.__name__} {options.named()!r} min_micro_batches={min_micro_batches} "
         f"max_micro_batches={max_micro_batches} exchange_timeout={exchange_timeout}",
     }
-    return Rounds(
-        driver, payload, user_class, timer, announcer, wire, identity.name, exchange_timeout, process_set, given
-    )
+    return Rounds(driver, payload, user_class, timer, announcer, wire, identity.name, process_set, given)
 
 
 def rounds_of(optimizer: Any) -> Rounds:

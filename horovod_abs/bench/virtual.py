@@ -252,5 +252,5 @@ class _Wire:
     def broadcast_(self, tensors: list[torch.Tensor], name: str) -> None:
         raise RuntimeError("the virtual ranks' parameters have drifted apart: give all the same")
 
-    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(self, values: list[int], name: str) -> list[list[int]]:
         raise NotImplementedError

@@ -19,7 +19,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from horovod_abs import shutdown
-from horovod_abs.errors import ExchangeFailed, ExchangeTimeout
+from horovod_abs.errors import failed, late
 
 Tensors = list[tf.Tensor]
 Prepare = Callable[[Tensors], Tensors]
@@ -53,11 +53,11 @@ class Wire(Protocol):
             ExchangeTimeout: not every rank came in time.
         """
 
-    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(self, values: list[int], name: str) -> list[list[int]]:
         """The values of every rank, in order of ranks; every rank calls it, with as many values.
 
         Raises:
-            ExchangeTimeout: not every rank came within ``timeout`` seconds.
+            ExchangeTimeout: not every rank came in time.
         """
 
 
@@ -66,7 +66,7 @@ class HorovodWire:
 
     Args:
         process_set: Horovod's.
-        timeout: Seconds to wait for the other ranks in a sum or a broadcast.
+        timeout: Seconds to wait for the other ranks in an exchange.
     """
 
     def __init__(self, process_set: Any, timeout: float = 60.0) -> None:
@@ -92,7 +92,7 @@ class HorovodWire:
         return self._submitter.submit(self._compile(sums, name, tensors), *tensors)
 
     def finish(self, sums: Future[Tensors]) -> Tensors:
-        return list(self._finish(sums, "the exchange in flight", self.timeout))
+        return list(self._finish(sums, "the exchange in flight"))
 
     def broadcast(self, tensors: Tensors, name: str, root: int | None = None) -> Tensors:
         root = (self.process_set.ranks or [0])[0] if root is None else root
@@ -104,31 +104,27 @@ class HorovodWire:
             ]
 
         values = self._submitter.submit(self._compile(broadcasts, f"{name}.{root}", tensors), *tensors)
-        return list(self._finish(values, name, self.timeout))
+        return list(self._finish(values, name))
 
-    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(self, values: list[int], name: str) -> list[list[int]]:
         mine = tf.constant([values], dtype=tf.int64)
 
         def gathered(given: tf.Tensor) -> Any:
             return hvd.allgather(given, name=name, **self._options)
 
         everyone = self._submitter.submit(self._compile(gathered, name, [mine]), mine)
-        rows: list[list[int]] = self._finish(everyone, name, timeout).numpy().tolist()
+        rows: list[list[int]] = self._finish(everyone, name).numpy().tolist()
         return rows
 
-    def _finish(self, future: Future[Any], name: str, timeout: float) -> Any:
-        concurrent.futures.wait([future], timeout)
+    def _finish(self, future: Future[Any], name: str) -> Any:
+        concurrent.futures.wait([future], self.timeout)
         if not future.done():
             shutdown.expect_no_answer()
-            raise ExchangeTimeout(
-                self.rank,
-                f"not every rank has come to {name!r} within {timeout:g} s",
-                "Make the same optimizers and begin the same epochs, in the same order, on every rank",
-            )
+            raise late(self.rank, name, self.timeout)
         try:
             return future.result()
         except tf.errors.OpError as error:
-            raise self._failed(name, error) from error
+            raise failed(self.rank, name, error) from error
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -142,13 +138,6 @@ class HorovodWire:
                 specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
                 self._compiled[key] = tf.function(function, autograph=False).get_concrete_function(*specs)
         return self._compiled[key]
-
-    def _failed(self, what: str, error: Exception) -> ExchangeFailed:
-        return ExchangeFailed(
-            self.rank,
-            f"Horovod could not carry out {what} ({' '.join(str(error).split())})",
-            "As a rule another rank has raised or died: look for the first error in the other ranks' output",
-        )
 
 
 class LocalWire:
@@ -168,7 +157,7 @@ class LocalWire:
     def broadcast(self, tensors: Tensors, name: str, root: int | None = None) -> Tensors:
         return tensors
 
-    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(self, values: list[int], name: str) -> list[list[int]]:
         return [values]
 
 

@@ -48,7 +48,7 @@ class AdaptiveSampler(Sampler[int]):
         self.epochs = SharedEpochs(
             len(dataset),
             rounds.driver,
-            lambda values: cast("list[list[int]]", rounds.wire.gather(values, name, rounds.timeout)),
+            lambda values: cast("list[list[int]]", rounds.wire.gather(values, name)),
             shuffle=shuffle,
             seed=seed,
             drain=drain,

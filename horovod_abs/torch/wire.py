@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from horovod_abs import shutdown
-from horovod_abs.errors import ExchangeFailed, ExchangeTimeout
+from horovod_abs.errors import failed, late
 
 
 class Wire(Protocol):
@@ -41,11 +41,11 @@ class Wire(Protocol):
             ExchangeTimeout: not every rank came in time.
         """
 
-    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(self, values: list[int], name: str) -> list[list[int]]:
         """The values of every rank, in order of ranks; every rank calls it, with as many values.
 
         Raises:
-            ExchangeTimeout: not every rank came within ``timeout`` seconds.
+            ExchangeTimeout: not every rank came in time.
         """
 
 
@@ -54,7 +54,7 @@ class HorovodWire:
 
     Args:
         process_set: Horovod's.
-        timeout: Seconds to wait for the other ranks in a sum or a broadcast.
+        timeout: Seconds to wait for the other ranks in an exchange.
     """
 
     takes_threads = True
@@ -69,13 +69,13 @@ class HorovodWire:
         try:
             return int(hvd.grouped_allreduce_async_(tensors, op=hvd.Sum, name=name, process_set=self.process_set))
         except hvd.HorovodInternalError as error:
-            raise self._failed(name, error) from error
+            raise failed(self.rank, name, error) from error
 
     def poll(self, handle: int) -> bool:
         return bool(hvd.poll(handle))
 
     def finish(self, handle: int) -> None:
-        self._finish(handle, "the exchange in flight", self.timeout)
+        self._finish(handle, "the exchange in flight")
 
     def broadcast_(self, tensors: list[torch.Tensor], name: str) -> None:
         root = (self.process_set.ranks or [0])[0]
@@ -85,37 +85,26 @@ class HorovodWire:
                 for index, tensor in enumerate(tensors)
             ]
         except hvd.HorovodInternalError as error:
-            raise self._failed(name, error) from error
+            raise failed(self.rank, name, error) from error
         for handle in handles:
-            self._finish(handle, name, self.timeout)
+            self._finish(handle, name)
 
-    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(self, values: list[int], name: str) -> list[list[int]]:
         handle = hvd.allgather_async(torch.tensor([values]), name=name, process_set=self.process_set)
-        gathered: list[list[int]] = self._finish(handle, name, timeout).tolist()
+        gathered: list[list[int]] = self._finish(handle, name).tolist()
         return gathered
 
-    def _finish(self, handle: int, name: str, timeout: float) -> Any:
-        deadline = time.monotonic() + timeout
+    def _finish(self, handle: int, name: str) -> Any:
+        deadline = time.monotonic() + self.timeout
         while not hvd.poll(handle):
             if time.monotonic() > deadline:
                 shutdown.expect_no_answer()
-                raise ExchangeTimeout(
-                    self.rank,
-                    f"not every rank has come to {name!r} within {timeout:g} s",
-                    "Make the same optimizers and begin the same epochs, in the same order, on every rank",
-                )
+                raise late(self.rank, name, self.timeout)
             time.sleep(0.001)
         try:
             return hvd.synchronize(handle)
         except hvd.HorovodInternalError as error:
-            raise self._failed(name, error) from error
-
-    def _failed(self, what: str, error: Exception) -> ExchangeFailed:
-        return ExchangeFailed(
-            self.rank,
-            f"Horovod could not carry out {what} ({' '.join(str(error).split())})",
-            "As a rule another rank has raised or died: look for the first error in the other ranks' output",
-        )
+            raise failed(self.rank, name, error) from error
 
 
 class LocalWire:
@@ -137,7 +126,7 @@ class LocalWire:
     def broadcast_(self, tensors: list[torch.Tensor], name: str) -> None:
         pass
 
-    def gather(self, values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(self, values: list[int], name: str) -> list[list[int]]:
         return [values]
 
 

@@ -133,7 +133,7 @@ def uneven() -> None:
     hvd.barrier()
     if hvd.rank() == 1:
         time.sleep(3600)
-    impatient._rounds.driver._timeout = impatient._rounds.timeout = 2.0
+    impatient._rounds.driver._timeout = impatient._rounds.wire.timeout = 2.0
     try:
         impatient.synchronize()
     except hvd.ExchangeTimeout as error:

@@ -130,12 +130,12 @@ def test_parameters_are_described_by_all_that_must_agree() -> None:
 def test_the_ranks_that_differ_are_named_with_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = LocalWire()
 
-    def gather(values: list[int], name: str, timeout: float) -> list[list[int]]:
+    def gather(values: list[int], name: str) -> list[list[int]]:
         return [[values[0], 1], values, [values[0], 1], values]
 
     monkeypatch.setattr(wire, "gather", gather)
     with pytest.raises(
         hvd.Mismatch, match="ranks 1, 3 made DistributedOptimizer with other clock than rank 0"
     ) as caught:
-        check_same_on_all_ranks({"exchange": "Gradients()", "clock": "x" * 600}, wire, "name", 1.0)
+        check_same_on_all_ranks({"exchange": "Gradients()", "clock": "x" * 600}, wire, "name")
     assert f"(here: {'x' * 500} …)" in str(caught.value)

@@ -30,7 +30,7 @@ def test_one_rank_sums_to_what_it_sends(wire: Wire) -> None:
 
 
 def test_one_rank_gathers_and_broadcasts_its_own(wire: Wire) -> None:
-    assert wire.gather([1, 2**60], "tests.wire.gather", 10.0) == [[1, 2**60]]
+    assert wire.gather([1, 2**60], "tests.wire.gather") == [[1, 2**60]]
     tensor = torch.ones(2)
     wire.broadcast_([tensor], "tests.wire.broadcast")
     assert tensor.tolist() == [1.0, 1.0]
@@ -57,7 +57,7 @@ def test_horovods_failures_name_the_rank_and_what_to_look_for(what: str, monkeyp
     action = {
         "sum_": lambda: wire.sum_([torch.ones(1)], "the name"),
         "finish": lambda: wire.finish(0),
-        "gather": lambda: wire.gather([1], "tests.wire.failing", 10.0),
+        "gather": lambda: wire.gather([1], "tests.wire.failing"),
         "broadcast_": lambda: wire.broadcast_([torch.ones(1)], "the name"),
     }[what]
     message = (
@@ -74,7 +74,7 @@ def test_ranks_that_do_not_come_are_not_waited_for(what: str, monkeypatch: pytes
     monkeypatch.setattr(horovod, "poll", lambda handle: False)
     wire, name = HorovodWire(hvd.global_process_set, 0.05), f"tests.wire.lonely.{what}"
     come = {
-        "gather": lambda: wire.gather([1], name, 0.05),
+        "gather": lambda: wire.gather([1], name),
         "broadcast_": lambda: wire.broadcast_([torch.ones(1)], name),
     }
     with pytest.raises(hvd.ExchangeTimeout, match=rf"rank 0: not every rank has come to '{name}' within 0.05 s"):
