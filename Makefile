@@ -34,7 +34,7 @@ test-tensorflow: setup ## Run the longer tests of TensorFlow and Keras (10 minut
 test-hosts: setup ## Run the tests over four hosts of network namespaces, as root (8 minutes)
 	$(BIN)/pytest -m hosts tests/hosts
 
-test-docker: setup ## Build the image, run the cluster of containers (with an engine of its own, as root, if there is none)
+test-docker: setup ## Build the image and run the cluster of containers (half an hour; as root where no engine runs)
 	$(BIN)/pytest -s -m docker tests/docker
 
 demo: setup ## Compare plain Horovod with ABS-SGD on four workers of unequal speed

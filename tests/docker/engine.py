@@ -40,6 +40,7 @@ class Engine:
         self.compose = ["docker-compose"]
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._forwarding = ""
 
     def __enter__(self) -> Engine:
         if shutil.which("docker") is None:
@@ -83,6 +84,7 @@ class Engine:
             if shutil.which(program) is None:
                 raise EngineUnavailable(f"no Docker engine answers; to start one: apt-get install {package}")
         self._folder = Path(tempfile.mkdtemp(prefix="docker-"))
+        self._forwarding = call(["iptables", "-S", "FORWARD"], os.environ).splitlines()[0]
         socket = f"unix://{self._folder}/socket"
         self.environment["DOCKER_HOST"] = socket
         command = ["dockerd", "--host", socket, "--pidfile", str(self._folder / "pid")]
@@ -121,6 +123,7 @@ class Engine:
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(60)
+            call(["iptables", *self._forwarding.split()], os.environ)  # the engine has set it to drop everything
         if self._folder is not None:
             shutil.rmtree(self._folder)
 
