@@ -144,10 +144,20 @@ def overhead(
     exchange: Annotated[
         str, typer.Option(parser=_checked(_exchange), metavar="E", help="As in bench utilisation.")
     ] = "gradients",
+    framework: Annotated[Framework, typer.Option(help="TensorFlow: time of model.fit.")] = Framework.torch,
     quick: Annotated[bool, typer.Option("--quick", help="Two rounds.")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Time and memory that `step` costs on one rank, against PyTorch's own gradient accumulation."""
+    """Time and memory that `step` costs on one rank, against PyTorch's own gradient accumulation (or plain Keras)."""
+    if framework is Framework.tensorflow:
+        from horovod_abs.bench import overhead_keras
+
+        if exchange != "gradients":
+            raise typer.BadParameter("--exchange is for --framework torch")
+        result = overhead_keras.measure(4 * (2 if quick else rounds))
+        Console().print(overhead_keras.to_table(result))
+        _write(result, json_file)
+        return
     from horovod_abs.bench import overhead as bench
 
     result = bench.measure(2 if quick else rounds, exchange)
