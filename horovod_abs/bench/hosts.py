@@ -17,10 +17,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import NoReturn
 
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "sshd": "openssh-server", "ssh-keygen": "openssh-client"}
 _numbers = itertools.count()
@@ -32,7 +34,7 @@ class HostsUnavailable(RuntimeError):
 
 
 class Hosts:
-    """Makes hosts ``h0``, ``h1``, … and takes them down again, whatever happens in between.
+    """Makes hosts ``h0``, ``h1``, … and takes them down again, whatever happens in between, SIGTERM included.
 
     Args:
         count: How many.
@@ -64,6 +66,7 @@ class Hosts:
         if reason := unavailable():
             raise HostsUnavailable(reason)
         self._folder = Path(tempfile.mkdtemp(prefix="hosts-"))
+        self._terminated = signal.signal(signal.SIGTERM, _exit) if _ends_by_sigterm() else None
         try:
             self._bring_up()
         except BaseException:
@@ -138,6 +141,8 @@ class Hosts:
             shutil.rmtree(self._files(host), ignore_errors=True)
         with contextlib.suppress(HostsUnavailable):
             _call("ip", "link", "delete", self._bridge)
+        if self._terminated is not None:
+            signal.signal(signal.SIGTERM, self._terminated)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- what to do with them --------------------------------------------------------------------------------------
@@ -219,6 +224,16 @@ def unavailable() -> str | None:
         if shutil.which(program, path=_PATH) is None:
             return f"{program} is missing: install the package {package}"
     return None
+
+
+def _ends_by_sigterm() -> bool:
+    """Whether SIGTERM would end this process on the spot, with hosts left behind."""
+    in_charge = threading.current_thread() is threading.main_thread()
+    return in_charge and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _bridge_is_filtered() -> str:

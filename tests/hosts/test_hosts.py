@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,3 +150,16 @@ def test_a_rate_that_tc_does_not_know_is_told_and_nothing_is_left() -> None:
     with pytest.raises(HostsUnavailable, match=r"tc qdisc replace .* failed"), Hosts(2, rate="fast"):
         pass
     assert "fast" not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_a_program_that_is_told_to_end_leaves_no_hosts_behind() -> None:
+    code = "from horovod_abs.bench.hosts import Hosts\nwith Hosts(1) as hosts: print(hosts.names, flush=True); input()"
+    before = subprocess.run(["ip", "netns"], capture_output=True, check=True).stdout
+    program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"['h0']\n"
+    assert subprocess.run(["ip", "netns"], capture_output=True, check=True).stdout != before
+    program.terminate()
+    assert program.wait(30) == 128 + signal.SIGTERM
+    assert subprocess.run(["ip", "netns"], capture_output=True, check=True).stdout == before
