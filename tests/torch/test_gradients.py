@@ -11,8 +11,9 @@ import torch
 import horovod_abs.torch as hvd
 from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
 from horovod_abs.core.scaling import Scaling
+from horovod_abs.rounds import FIRST_EXPECTED_WEIGHT
 from horovod_abs.torch.gradients import GradientPayload
-from horovod_abs.torch.payloads import FIRST_EXPECTED_WEIGHT, Options
+from horovod_abs.torch.payloads import Options
 from horovod_abs.torch.wire import LocalWire
 
 
