@@ -1,4 +1,4 @@
-"""What README, CONTRIBUTING and the guides say is held to the code: links, code, command lines, messages.
+"""What README, CONTRIBUTING, CHANGELOG and the guides say is held to the code: links, code, command lines, messages.
 
 Nothing is run and no framework is imported: names and signatures are read from the source.
 """
@@ -22,7 +22,7 @@ from horovod_abs.examples.arguments import parse
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "notebooks" / "guides"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(GUIDES.glob("*.md"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *sorted(GUIDES.glob("*.md"))]
 BINDINGS = ("horovod_abs.torch", "horovod_abs.tensorflow", "horovod_abs.tensorflow.keras")
 FOREIGN_ATTRIBUTES = {"zero_grad", "param_groups", "build", "variables", "iterations", "learning_rate"}
 """Of the frameworks' own optimizers."""
