@@ -16,7 +16,7 @@ import typer
 
 from horovod_abs import __version__
 from horovod_abs.bench.cli import app as bench
-from horovod_abs.bench.launch import Controller
+from horovod_abs.bench.launch import Controller, LaunchError
 from horovod_abs.cluster import SERVICES
 from horovod_abs.install.target import GpuKind, MpiKind
 
@@ -122,7 +122,7 @@ def cluster(
 
     try:
         run(services.split(","), command, ranks=np, controller=controller)
-    except ClusterError as error:
+    except (ClusterError, LaunchError) as error:
         print(f"horovod-abs: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-from horovod_abs.bench.launch import Controller
+from horovod_abs.bench.launch import Controller, find_horovodrun
 
 SERVICES = ("worker-fast", "worker-slow")
 """The services of docker/compose.yml that compute."""
@@ -105,16 +102,14 @@ def run(services: Sequence[str], command: Sequence[str], *, ranks: int | None, c
     """Turn into the ``horovodrun`` of `command_line`; does not return.
 
     Raises:
-        ClusterError: there are no workers, too few, or no horovodrun.
+        ClusterError: there are no workers, or too few.
+        LaunchError: there is no horovodrun.
     """
     workers = find_workers(services)
     line = command_line(
         workers, command, ranks=ranks, controller=controller, interface=interface_to(workers[0].address)
     )
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which(line[0], path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if program is None:
-        raise ClusterError("horovodrun was not found: install Horovod with `horovod-abs install-horovod`")
+    program = find_horovodrun()
     print(" ".join(line), flush=True)
     os.execv(program, line)
 

@@ -25,7 +25,7 @@ from horovod_abs.timing import Timer
 FIRST_EXPECTED_WEIGHT = 1024.0
 """About how many samples the first sum is taken to hold, before there is a ledger that says so."""
 
-FAR_FROM_OVERFLOW = 1e37
+_FAR_FROM_OVERFLOW = 1e37
 """Sums of float32 numbers that are in magnitude, all together, below this are finite, however they are rounded."""
 
 _ROOM_FOR_UPDATES = 64.0
@@ -33,6 +33,16 @@ _ROOM_FOR_UPDATES = 64.0
 _LARGEST_FLOAT16 = 65504.0
 
 _made: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # process set -> numbers of its optimizers
+
+
+def cannot_overflow(bound: float, scale: float) -> bool:
+    """Whether a sum must be finite, because the ranks' bounds, added up, are far from the largest number.
+
+    Args:
+        bound: Sum of what each rank's elements do not exceed in magnitude, before they were scaled for the wire.
+        scale: What they were multiplied by for it.
+    """
+    return bound < _FAR_FROM_OVERFLOW and scale <= 1.0
 
 
 def weight_for_updates(expected_weight: float) -> float:

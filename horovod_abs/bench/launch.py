@@ -46,6 +46,18 @@ def environment(ranks: int, base: Mapping[str, str] | None = None) -> dict[str, 
     return result
 
 
+def find_horovodrun() -> str:
+    """The path of horovodrun, by preference the one beside this Python.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    found = shutil.which("horovodrun", path=environment(1)["PATH"])
+    if found is None:
+        raise LaunchError("horovodrun was not found: install Horovod with `horovod-abs install-horovod`")
+    return found
+
+
 def command_line(
     ranks: int, module: str, arguments: Sequence[str], controller: Controller | None, hosts: Hosts | None = None
 ) -> list[str]:
@@ -54,12 +66,9 @@ def command_line(
     Raises:
         LaunchError: there is no horovodrun.
     """
-    horovodrun = shutil.which("horovodrun", path=environment(ranks)["PATH"])
-    if horovodrun is None:
-        raise LaunchError("horovodrun was not found: install Horovod with `horovod-abs install-horovod`")
     choice = [] if controller is None else [f"--{controller}"]
     where = [] if hosts is None else ["-H", hosts.slots, "--disable-cache"]
-    return [horovodrun, "-np", str(ranks), *choice, *where, sys.executable, "-m", module, *arguments]
+    return [find_horovodrun(), "-np", str(ranks), *choice, *where, sys.executable, "-m", module, *arguments]
 
 
 def run_ranks(

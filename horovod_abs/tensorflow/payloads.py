@@ -216,8 +216,8 @@ class ExchangedSum:
 
     def _surely_finite(self) -> bool:
         """Whether the sum must be finite, because the ranks' bounds cannot add up to an overflow."""
-        certain = self._options.compression is Compression.none and self._result_bound < rounds.FAR_FROM_OVERFLOW
-        return certain and self._result_scale <= 1.0
+        uncompressed = self._options.compression is Compression.none
+        return uncompressed and rounds.cannot_overflow(self._result_bound, self._result_scale)
 
     @property
     def _scales(self) -> bool:

@@ -193,8 +193,9 @@ class ExchangedSum:
 
     def _is_finite(self, result: FlatBuffer) -> bool:
         """Whether the sum is finite: certain where the ranks' bounds cannot add up to an overflow, else one pass."""
-        certain = self._options.compression is Compression.none and self._result_bound < rounds.FAR_FROM_OVERFLOW
-        return (certain and self._result_scale <= 1.0) or bool(result.all_finite())
+        uncompressed = self._options.compression is Compression.none
+        certain = uncompressed and rounds.cannot_overflow(self._result_bound, self._result_scale)
+        return certain or bool(result.all_finite())
 
     def options(self) -> int:
         """Fingerprint of all hyper-parameters in ``param_groups``, below 2**48."""
