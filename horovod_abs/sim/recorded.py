@@ -1,0 +1,35 @@
+"""What the ranks of a recorded run were like, read from its log."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from horovod_abs.core.ledger import Column
+from horovod_abs.observe.runlog import RunLog, RunLogError
+from horovod_abs.sim.speeds import Cost, RankModel, Trace
+
+
+def rank_of(log: RunLog, rank: int) -> RankModel:
+    """One rank of a run: its time for a sample, and how that changed from round to round.
+
+    Args:
+        log: Of the run.
+        rank: Which.
+
+    Raises:
+        RunLogError: there is no such rank, or it computed nothing.
+    """
+    log.refuse_empty()
+    rows = np.array([line.rows for line in log.rounds])
+    if not 0 <= rank < rows.shape[1]:
+        raise RunLogError(f"{log.path}: has {rows.shape[1]} ranks, none of number {rank}. Name one from 0 on")
+    samples, seconds = rows[:, rank, Column.WEIGHT], rows[:, rank, Column.COMPUTE_SECONDS]
+    ends = np.array([log.training_seconds(line.merged_at) for line in log.rounds])
+    busy = (samples > 0) & (seconds > 0) & (np.diff(ends, prepend=0.0) > 0)
+    if not busy.any():
+        raise RunLogError(f"{log.path}: rank {rank} computed nothing. Record a longer run")
+    of_a_sample = seconds[busy] / samples[busy]
+    lengths = np.diff(ends[busy], prepend=0.0)
+    mean = float(lengths.sum() / (lengths / of_a_sample).sum())
+    trace = Trace(tuple(ends[busy].tolist()), tuple((of_a_sample / mean).tolist()))
+    return RankModel(Cost(0.0, mean), loads=(trace,))
