@@ -51,7 +51,10 @@ def test_marks_the_highest_target_that_both_reach() -> None:
     assert demo.shown_target([PLAIN, replace(ADAPTIVE, curve=())]) is None
 
 
-def test_runs_all_algorithms_on_the_same_cluster_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("framework", "example"), [("torch", "torch_mnist"), ("tensorflow", "tf_mnist")])
+def test_runs_all_algorithms_on_the_same_cluster_and_draws(
+    framework: str, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = []
 
     def run_ranks(ranks: int, module: str, arguments: list[str], controller: str | None) -> None:
@@ -60,10 +63,12 @@ def test_runs_all_algorithms_on_the_same_cluster_and_draws(tmp_path: Path, monke
         (PLAIN if args.algorithm == "ssgd" else ADAPTIVE).write(args.json)
 
     monkeypatch.setattr(demo, "run_ranks", run_ranks)
-    monkeypatch.setattr("sys.argv", ["demo", "--output", str(tmp_path), "--controller", "gloo"])
+    monkeypatch.setattr(
+        "sys.argv", ["demo", "--output", str(tmp_path), "--controller", "gloo", "--framework", framework]
+    )
     assert demo.main() == 0
     (ranks, module, plain, controller), (_, _, adaptive, _), (_, _, updates, _) = started
-    assert (ranks, module, controller) == (4, "horovod_abs.examples.torch_mnist", "gloo")
+    assert (ranks, module, controller) == (4, f"horovod_abs.examples.{example}", "gloo")
     assert (plain.algorithm, adaptive.algorithm, updates.algorithm) == ("ssgd", "abs", "abs")
     assert (adaptive.exchange, updates.exchange) == (Gradients(staleness="lookahead"), ModelUpdates())
     assert plain.speeds == (1.0, 1.0, 0.5, 0.25)
