@@ -137,6 +137,11 @@ def _end(process: subprocess.Popen[str]) -> None:
             return
 
 
+def is_bar(line: str) -> bool:
+    """Whether a line that a rank has printed is a drawing of a progress bar."""
+    return _BAR.search(line) is not None
+
+
 class Screen:
     """Prints what ranks print; on a terminal a progress bar redraws itself in place."""
 
@@ -146,9 +151,9 @@ class Screen:
 
     def __call__(self, line: str) -> None:
         """Print one line."""
-        is_bar = _BAR.search(line) is not None
-        before = "\r\x1b[K" if self._in_place and self._bar_shown and is_bar else "\n" if self._bar_shown else ""
-        after = "" if self._in_place and is_bar else "\n"
-        self._bar_shown = self._in_place and is_bar
+        redrawn = is_bar(line)
+        before = "\r\x1b[K" if self._in_place and self._bar_shown and redrawn else "\n" if self._bar_shown else ""
+        after = "" if self._in_place and redrawn else "\n"
+        self._bar_shown = self._in_place and redrawn
         sys.stdout.write(before + line + after)
         sys.stdout.flush()

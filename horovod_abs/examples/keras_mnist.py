@@ -46,7 +46,7 @@ def train(args: argparse.Namespace, model: keras.Model, train_set: Images, trial
         callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: checkpoints.save()))
 
     trial.wait_for_all()
-    model.fit(data, initial_epoch=first, epochs=args.epochs, callbacks=callbacks, verbose=0)
+    model.fit(data, initial_epoch=first, epochs=args.epochs, callbacks=callbacks, shuffle=False, verbose=0)
 
     summary = summarise(optimizer.history, trial.watch.seconds, ideal=trial.ideal)
     return summary, [record.samples for record in optimizer.history]
