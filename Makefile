@@ -15,7 +15,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$$($(BIN)/python -m horovod_abs.install.index $(TORCH_INDEX)) --constraint horovod_abs/constraints.txt
 
-.PHONY: help setup test test-tensorflow test-hosts test-docker demo lab clean
+.PHONY: help setup test test-tensorflow test-hosts test-docker demo lab notebooks clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -42,6 +42,9 @@ demo: setup ## Compare plain Horovod with ABS-SGD on four workers of unequal spe
 
 lab: setup ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
+
+notebooks: setup ## Execute all notebooks in place, which brings their outputs up to date (4 minutes)
+	$(BIN)/python -m tests.notebooks.executing
 
 clean: ## Remove .venv and everything that was generated; the caches stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
