@@ -11,8 +11,6 @@ It is for the eye. :mod:`horovod_abs.observe.timeline` writes the same for a vie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,32 +18,12 @@ from matplotlib.patches import Patch
 
 from horovod_abs.observe.runlog import RunLog
 from horovod_abs.observe.timeline import trace
-
-What = Literal["compute", "wait", "exchange"]
+from horovod_abs.sim.play import Block
 
 _ROUNDS = ("#0072B2", "#7CC0E8")
 """Two blues that take turns, so that one sees where a round ends."""
 _WAIT, _EXCHANGE = "#F3C6B0", "#8C8C8C"
 _HEIGHT = {"compute": 0.7, "wait": 0.7, "exchange": 0.35}
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Something that takes time.
-
-    Attributes:
-        what: What it is.
-        rank: Whose; ``None`` for an exchange, which is everybody's.
-        round: To which round it belongs.
-        begin: Seconds.
-        end: Seconds.
-    """
-
-    what: What
-    rank: int | None
-    round: int
-    begin: float
-    end: float
 
 
 def blocks_of(log: RunLog) -> list[Block]:

@@ -1,40 +1,10 @@
-"""A cluster as a model: its ranks' speeds, its network, and what happens to them; by preset or from a TOML file.
+"""A cluster as a model: its ranks' speeds, its network, and what happens to them.
 
-    cluster = load("mixed")                                # or "permanent", "transient", or the path of a TOML file
     cluster.network.allreduce_seconds(44.0, cluster.size)  # seconds
     speeds = cluster.sampler(seed=0)
     speeds.seconds(rank=2, samples=16, now=0.0)            # of a micro-batch begun at that moment
 
-The three presets are the kinds of heterogeneity of [ABS-SGD]: GPUs that differ (``permanent``), equal ones whose load
-changes (``transient``), and both (``mixed``); they lie beside this module, in ``presets``, as examples of a file::
-
-    [micro_batch]               # what one costs at speed 1
-    samples = 16
-    fixed_ms = 2.0              # 0 by default
-    sample_ms = 1.25
-
-    [network]                   # 0 ms, 1,000 Mbit/s, a ring with overlap by default
-    latency_ms = 0.05
-    mbit = [1000, 1000, 1000, 100]      # or one number for all
-    algorithm = "ring"          # or "tree"
-    overlap = true              # synchronous training exchanges during the backward pass
-
-    [[ranks]]                   # as many tables as there are kinds
-    count = 3                   # 1 by default
-    speed = 0.5                 # 1 by default
-    jitter = 0.1                # standard deviation of the logarithm of a micro-batch's time
-    stragglers = { probability = 0.02, factor = 4.0, spread = 0.5 }
-    bursts = { every_s = 10.0, lasting_s = 5.0, factor = 3.0 }
-    drift = { factor = 1.5, over_s = 600.0 }
-    trace = { log = "run.jsonl", rank = 2 }     # plays a rank of a run log over and over again
-
-    [[failures]]
-    rank = 3
-    at_s = 30.0
-    pause_s = 5.0               # or leaves = true: it takes part with weight 0 from then on
-
-References:
-    [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164.
+:mod:`horovod_abs.plan.clusters` reads one from a file.
 """
 
 from __future__ import annotations
@@ -42,16 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from horovod_abs.sim.network import Network
 from horovod_abs.sim.speeds import RankModel, RankSpeed
-
-PRESETS = ("permanent", "transient", "mixed")
-
-
-class ClusterError(ValueError):
-    """A description of a cluster cannot be used: says where, what is wrong, and what to write."""
 
 
 @dataclass(frozen=True)
@@ -144,26 +107,3 @@ class Sampler:
         """Samples a second that the ranks would do from ``begin`` to ``end``, each alone, as things happen here."""
         of_each = self.cluster.samples if samples is None else samples
         return sum(rank.mean_rate(of_each, begin, end) for rank in self.ranks)
-
-
-def load(cluster: str | Path) -> ClusterModel:
-    """A preset, or what a TOML file describes.
-
-    Args:
-        cluster: Name of a preset (:data:`PRESETS`), or the path of a file.
-
-    Raises:
-        ClusterError: there is neither, or the file is wrong; names key, value and remedy.
-    """
-    from horovod_abs.sim.description import parse
-
-    name = str(cluster)
-    path = Path(__file__).parent / "presets" / f"{name}.toml" if name in PRESETS else Path(cluster)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", error)
-        raise ClusterError(
-            f"{name} is no cluster: pass one of {', '.join(PRESETS)}, or the path of a TOML file ({why})"
-        ) from None
-    return parse(text, name=path.stem, path=path)

@@ -9,20 +9,41 @@ Every rank runs the production engine and clock; nothing is computed, and a seco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from horovod_abs.core.clocks import Clock
 from horovod_abs.core.engine import Engine
 from horovod_abs.core.ledger import Column, Floats
-from horovod_abs.emulate import Slowdown
-from horovod_abs.observe.lanes import Block
 from horovod_abs.sim.cluster import Compute, Program, Synchronize, VirtualCluster
 
 _TICK_SECONDS = 0.0005
 """How long a tick of rank 0 takes to the others."""
+
+
+What = Literal["compute", "wait", "exchange"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Something that takes time.
+
+    Attributes:
+        what: What it is.
+        rank: Whose; ``None`` for an exchange, which is everybody's.
+        round: To which round it belongs.
+        begin: Seconds.
+        end: Seconds.
+    """
+
+    what: What
+    rank: int | None
+    round: int
+    begin: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,6 @@ def play(
     exchange: float = 0.01,
     seconds: float = 2.0,
     jitter: float = 0.0,
-    slowdowns: Mapping[int, Slowdown] | None = None,
     seed: int = 0,
 ) -> Play:
     """Play a cluster through.
@@ -87,7 +107,6 @@ def play(
         exchange: Seconds of an exchange, from the last rank's launch on.
         seconds: How long to play.
         jitter: Standard deviation of the logarithm of a micro-batch's time.
-        slowdowns: Stretches of time in which a rank is slower, by rank.
         seed: Of the jitter.
 
     Raises:
@@ -101,15 +120,12 @@ def play(
 
     def program(rank: int) -> Program:
         random = np.random.default_rng((seed, rank))
-        slower = (slowdowns or {}).get(rank)
         ended = 0.0
         while cluster.now < seconds:
             begin = cluster.now
             if begin > ended:
                 blocks.append(Block("wait", rank, engines[rank].launches, ended, begin))
             took = micro_batch / speeds[rank] * np.exp(jitter * random.standard_normal() - jitter**2 / 2)
-            if slower is not None and slower.begin <= begin < slower.end:
-                took *= slower.factor
             ended = begin + took
             blocks.append(Block("compute", rank, engines[rank].launches, begin, ended))
             yield Compute(samples, took)

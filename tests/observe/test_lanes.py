@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from horovod_abs.observe.lanes import Block, blocks_of, draw_lanes, lanes
+from horovod_abs.observe.lanes import blocks_of, draw_lanes, lanes
+from horovod_abs.sim.play import Block
 from tests.observe.test_timeline import EXCHANGE, log_of
 
 BLOCKS = [

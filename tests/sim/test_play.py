@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 
 from horovod_abs.core.clocks import CountClock, SyncClock
-from horovod_abs.emulate import Slowdown
-from horovod_abs.sim.play import Play, play
+from horovod_abs.sim.play import play
 
 SPEEDS = (1.0, 1.0, 0.5, 0.25)
-
-
-def busy(played: Play, rank: int) -> float:
-    return math.fsum(
-        block.end - block.begin for block in played.blocks if block.rank == rank and block.what == "compute"
-    )
 
 
 def test_synchronous_ranks_wait_for_the_slowest_and_the_exchange() -> None:
@@ -41,13 +33,6 @@ def test_no_rank_does_two_things_at_once() -> None:
     for rank in range(4):
         own = sorted((block.begin, block.end) for block in played.blocks if block.rank == rank)
         assert all(end <= begin + 1e-12 for (_, end), (begin, _) in itertools.pairwise(own))
-
-
-def test_a_slowdown_takes_its_share_of_a_rank() -> None:
-    plain = play(SyncClock(), SPEEDS, seconds=4)
-    slower = play(SyncClock(), SPEEDS, seconds=4, slowdowns={0: Slowdown(0, math.inf, 2.0)})
-    assert slower.batches[5:, 0].mean() == pytest.approx(plain.batches[5:, 0].mean() / 2, rel=0.1)
-    assert busy(slower, 0) == pytest.approx(busy(plain, 0), rel=0.05)
 
 
 @pytest.mark.parametrize("wrong", [{"speeds": []}, {"speeds": [0.0]}, {"seconds": 0}, {"jitter": -1}, {"exchange": 0}])

@@ -1,4 +1,38 @@
-"""Reads a cluster's TOML file; see :mod:`horovod_abs.sim.models` for what stands in it."""
+"""Clusters by preset, or as a TOML file describes them.
+
+    cluster = load("mixed")     # or "permanent", "transient", or the path of a TOML file
+
+The three presets are the kinds of heterogeneity of [ABS-SGD]: GPUs that differ (``permanent``), equal ones whose load
+changes (``transient``), and both (``mixed``); they lie beside this module, in ``presets``, as examples of a file::
+
+    [micro_batch]               # what one costs at speed 1
+    samples = 16
+    fixed_ms = 2.0              # 0 by default
+    sample_ms = 1.25
+
+    [network]                   # 0 ms, 1,000 Mbit/s, a ring with overlap by default
+    latency_ms = 0.05
+    mbit = [1000, 1000, 1000, 100]      # or one number for all
+    algorithm = "ring"          # or "tree"
+    overlap = true              # synchronous training exchanges during the backward pass
+
+    [[ranks]]                   # as many tables as there are kinds
+    count = 3                   # 1 by default
+    speed = 0.5                 # 1 by default
+    jitter = 0.1                # standard deviation of the logarithm of a micro-batch's time
+    stragglers = { probability = 0.02, factor = 4.0, spread = 0.5 }
+    bursts = { every_s = 10.0, lasting_s = 5.0, factor = 3.0 }
+    drift = { factor = 1.5, over_s = 600.0 }
+    trace = { log = "run.jsonl", rank = 2 }     # plays a rank of a run log over and over again
+
+    [[failures]]
+    rank = 3
+    at_s = 30.0
+    pause_s = 5.0               # or leaves = true: it takes part with weight 0 from then on
+
+References:
+    [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +43,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from horovod_abs.sim.models import ClusterError, ClusterModel
+from horovod_abs.observe.runlog import RunLogError, read_run_log
+from horovod_abs.plan.recorded import rank_of
+from horovod_abs.sim.models import ClusterModel
 from horovod_abs.sim.network import Network
 from horovod_abs.sim.speeds import Bursts, Cost, Drift, Load, Noise, RankModel, Stall
 
@@ -18,10 +54,37 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+PRESETS = ("permanent", "transient", "mixed")
+
 Value = TypeVar("Value")
 
 
-def parse(text: str, *, name: str, path: Path) -> ClusterModel:
+class ClusterError(ValueError):
+    """A description of a cluster cannot be used: says where, what is wrong, and what to write."""
+
+
+def load(cluster: str | Path) -> ClusterModel:
+    """A preset, or what a TOML file describes.
+
+    Args:
+        cluster: Name of a preset (:data:`PRESETS`), or the path of a file.
+
+    Raises:
+        ClusterError: there is neither, or the file is wrong; names key, value and remedy.
+    """
+    name = str(cluster)
+    path = Path(__file__).parent / "presets" / f"{name}.toml" if name in PRESETS else Path(cluster)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", error)
+        raise ClusterError(
+            f"{name} is no cluster: pass one of {', '.join(PRESETS)}, or the path of a TOML file ({why})"
+        ) from None
+    return _parse(text, name=path.stem, path=path)
+
+
+def _parse(text: str, *, name: str, path: Path) -> ClusterModel:
     """The cluster that a file describes.
 
     Args:
@@ -105,9 +168,6 @@ def _ranks(table: _Table, cost: Cost, samples: int) -> list[RankModel]:
 
 def _traced(table: _Table, model: RankModel, samples: int) -> RankModel:
     """The model with the trace of a recorded rank, whose mean time its own mean time becomes."""
-    from horovod_abs.observe.runlog import RunLogError, read_run_log
-    from horovod_abs.sim.recorded import rank_of
-
     log, rank = table.text("log", None), table.whole("rank", 0, least=0)
     table.refuse_others()
     try:

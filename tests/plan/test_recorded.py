@@ -8,8 +8,8 @@ import pytest
 
 from horovod_abs.core.ledger import Column
 from horovod_abs.observe.runlog import RunLogError
-from horovod_abs.sim.models import ClusterError, load
-from horovod_abs.sim.recorded import rank_of
+from horovod_abs.plan.clusters import ClusterError, load
+from horovod_abs.plan.recorded import rank_of
 from tests.observe.test_timeline import log_of
 
 
