@@ -312,7 +312,7 @@ class Driver:
                 "an epoch begins while rounds are pending",
                 "End a loop without epoch() with synchronize(), on every rank",
             )
-        drawn_target = float(engine.ledger.drawn.sum()) + drawn
+        drawn_target = engine.ledger.total_drawn + drawn
         engine.open(drawn_target, rounds_target=engine.ledger.rounds + rounds, exact=exact)
         self._in_epoch, self._is_last = True, is_last
         self._now()
@@ -422,7 +422,7 @@ class Driver:
         now = self._now()
         entry = self.engine.merged(entry, now)
         record = self._record(entry, now)
-        self._owes_checkpoint |= bool(entry.ranks_with(Flag.STOP | Flag.CHECKPOINT))
+        self._owes_checkpoint |= entry.any_raised(Flag.STOP | Flag.CHECKPOINT)
         for told in self.on_entry:
             told(entry)
         if (

@@ -11,13 +11,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
 from horovod_abs.core.ledger import Column, Entry, Flag, Ledger
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
     """How far one rank has come in its current round.
 
@@ -186,8 +188,8 @@ class TargetBatchClock(Clock):
         return _time_is_up(progress, self._interval)
 
     def merged(self, ledger: Ledger) -> None:
-        speed = _samples_per_second(ledger, self.WINDOW)
-        batch, bounded = ledger.recent[-1].weight, ledger.recent[-1].ranks_with(Flag.BOUNDED)
+        speed = _samples_per_second(tuple(islice(reversed(ledger.recent), self.WINDOW)))
+        batch, bounded = ledger.recent[-1].weight, ledger.recent[-1].any_raised(Flag.BOUNDED)
         if speed == 0 or batch == 0:
             return
         if self._interval and not bounded:  # a round that could not reach the target says nothing about the interval
@@ -206,9 +208,9 @@ def _time_is_up(progress: Progress, seconds: float) -> bool:
     return progress.elapsed >= seconds if progress.tick is None else progress.tick >= progress.round
 
 
-def _samples_per_second(ledger: Ledger, window: int) -> float:
-    """What all ranks do together while they compute, over the last rounds."""
-    entries = list(ledger.recent)[-window:]
+@lru_cache(maxsize=8)  # many ranks in one process ask for the same rounds
+def _samples_per_second(entries: tuple[Entry, ...]) -> float:
+    """What all ranks do together while they compute, over some rounds."""
     samples = np.sum([entry.column(Column.WEIGHT) for entry in entries], axis=0)
     seconds = np.sum([entry.column(Column.COMPUTE_SECONDS) for entry in entries], axis=0)
     return float(np.sum(samples[seconds > 0] / seconds[seconds > 0]))

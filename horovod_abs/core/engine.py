@@ -57,6 +57,9 @@ from horovod_abs.core.clocks import Clock, Progress
 from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
 
 
+_ENDING = Flag.LEAVING | Flag.STOP
+
+
 class EngineError(RuntimeError):
     """The driver told the engine of something that cannot have happened: a bug in the driver, not in the run."""
 
@@ -194,6 +197,22 @@ class Engine:
         """Micro-batches of this rank that are not in the last exchange it merged."""
         return self._steps_in_flight + self._round.micro_batches
 
+    @property
+    def unasked(self) -> int:
+        """Micro-batches that a rank which is to compute may do before it must ask again.
+
+        As long as no tick comes and no exchange completes: then it asks at its next boundary.
+        """
+        if self.closing or self._must_wait():
+            return 0
+        by_time = self.clock.interval is not None
+        if by_time and self._tick is None:
+            return 1  # the rank keeps the time itself
+        awaits_exchange = self.in_flight and not self._complete
+        if awaits_exchange or by_time or self.clock.limit(self._progress(0.0)) < math.inf:
+            return max(int(self._room()), 1)
+        return max(self.min_micro_batches - self._round.micro_batches, 1)
+
     def next_action(self, now: float) -> Action:
         """What to do at this boundary. Asking twice gives the same answer.
 
@@ -204,7 +223,9 @@ class Engine:
             self._begun = now
         if self._phase is Phase.COMPUTING:
             return self._boundary(now)
-        return {Phase.MERGING: Action.MERGE, Phase.LAUNCHING: Action.LAUNCH, Phase.CLOSED: Action.CLOSED}[self._phase]
+        if self._phase is Phase.MERGING:
+            return Action.MERGE
+        return Action.LAUNCH if self._phase is Phase.LAUNCHING else Action.CLOSED
 
     def row(self, options: int = 0) -> Floats:
         """This rank's row of the exchange to be launched, shape ``(len(Column),)``.
@@ -212,14 +233,17 @@ class Engine:
         Args:
             options: Fingerprint of the hyper-parameters, below 2**52.
         """
+        done = self._round
         row = np.zeros(len(Column))
-        row[Column.WEIGHT] = self._round.weight
-        row[Column.DRAWN] = self._round.drawn
-        row[Column.MICRO_BATCHES] = self._round.micro_batches
-        row[Column.COMPUTE_SECONDS] = self._round.compute_seconds
-        row[Column.WAIT_SECONDS] = self._round.wait_seconds
-        row[Column.FLAGS] = self._raised()
-        row[Column.OPTIONS] = options
+        row[: Column.OPTIONS + 1] = (  # in the order of Column
+            done.weight,
+            done.drawn,
+            done.micro_batches,
+            done.compute_seconds,
+            done.wait_seconds,
+            self._raised(),
+            options,
+        )
         return row
 
     # -- what the driver tells -------------------------------------------------------------------------------------
@@ -235,13 +259,28 @@ class Engine:
         Raises:
             EngineError: no micro-batch may be computed now.
         """
+        self.micro_batches_done(1, weight, drawn, seconds)
+
+    def micro_batches_done(self, count: int, weight: float, drawn: float, seconds: float) -> None:
+        """So many micro-batches were added, between which there was nothing to ask; see :attr:`unasked`.
+
+        Args:
+            count: How many.
+            weight: Samples that they add to the average, together; and so on, as for :meth:`micro_batch_done`.
+            drawn: Indices of the data set that they used up.
+            seconds: Time that they took to compute.
+
+        Raises:
+            EngineError: not so many may be computed now.
+        """
         self._open()
-        if self._phase is not Phase.COMPUTING or self.closing or self._must_wait():
-            raise EngineError(f"a micro-batch was computed although the rank may not compute ({self._describe()})")
-        self._round.weight += weight
-        self._round.drawn += drawn
-        self._round.micro_batches += 1
-        self._round.compute_seconds += seconds
+        if self._phase is not Phase.COMPUTING or not 1 <= count <= self.unasked:
+            raise EngineError(f"computed {count} micro-batches, which the rank may not compute ({self._describe()})")
+        done = self._round
+        done.weight += weight
+        done.drawn += drawn
+        done.micro_batches += count
+        done.compute_seconds += seconds
 
     def data_drawn(self, drawn: float) -> None:
         """Indices of the data set were used up, apart from a micro-batch."""
@@ -303,13 +342,13 @@ class Engine:
         has_something = self.closing or self.starved or self._round.micro_batches >= self.min_micro_batches
         self._steps_in_flight = 0
         self.starved = False
-        filled = float(self.ledger.drawn.sum()) >= self._drawn_target
-        if filled or self.ledger.rounds >= self._rounds_target or entry.ranks_with(Flag.LEAVING | Flag.STOP):
+        filled = self.ledger.total_drawn >= self._drawn_target
+        if filled or self.ledger.rounds >= self._rounds_target or entry.any_raised(_ENDING):
             self.ending = True
         if entry.all_raised(Flag.EXHAUSTED):
             self.ending = True
-        self.stopped = self.stopped or bool(entry.ranks_with(Flag.STOP))
-        self.checkpoint_due = self.checkpoint_due or bool(entry.ranks_with(Flag.CHECKPOINT))
+        self.stopped = self.stopped or entry.any_raised(Flag.STOP)
+        self.checkpoint_due = self.checkpoint_due or entry.any_raised(Flag.CHECKPOINT)
         if entry.all_raised(Flag.CLOSING) or (filled and self._target_is_exact):
             self._close_for_good()
         elif self.delay == 1 and has_something:
@@ -422,10 +461,14 @@ class Engine:
         """Whether the rank may not compute; with ``bounded=False`` for another reason than a bound."""
         if not self.in_flight:
             return False
-        if self.delay == 0 or self.closing or self.starved:
-            return True
+        return self.delay == 0 or self.closing or self.starved or self._room(bounded=bounded) <= 0
+
+    def _room(self, *, bounded: bool = True) -> float:
+        """Micro-batches left until the clock's limit or, unless ``bounded=False``, a bound."""
         limit = max(self.min_micro_batches, self.clock.limit(self._progress(0.0)))
-        return self._round.micro_batches >= limit or (bounded and self._at_bound())
+        if bounded:
+            limit = min(limit, self.max_micro_batches, self.max_staleness - self._steps_in_flight)
+        return limit - self._round.micro_batches
 
     def _at_bound(self) -> bool:
         return self._round.micro_batches >= self.max_micro_batches or self.staleness >= self.max_staleness
@@ -449,12 +492,12 @@ class Engine:
 
     def _raised(self) -> Flag:
         raised = self._flags
-        for flag, is_so in (
-            (Flag.CLOSING, self.closing),
-            (Flag.EXHAUSTED, self.exhausted),
-            (Flag.BOUNDED, self._bounded),
-        ):
-            raised |= flag if is_so else Flag(0)
+        if self.closing:
+            raised |= Flag.CLOSING
+        if self.exhausted:
+            raised |= Flag.EXHAUSTED
+        if self._bounded:
+            raised |= Flag.BOUNDED
         return raised
 
     def _describe(self) -> str:

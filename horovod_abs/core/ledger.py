@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,11 @@ class Flag(IntFlag):
     """Has no more data in this epoch, which ends when no rank has."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """The merged rows of one exchange, the same on every rank.
+
+    What is computed from them is computed once: where many ranks live in one process, they share it.
 
     Attributes:
         round: Number of the exchange, from 0.
@@ -77,21 +80,39 @@ class Entry:
         """One number of every rank, shape ``(ranks,)``."""
         return self.rows[:, column]
 
-    @property
+    @cached_property
     def weight(self) -> float:
         """N: the samples in this exchange's average, over all ranks."""
         return float(self.column(Column.WEIGHT).sum())
 
-    def ranks_with(self, flag: Flag) -> tuple[int, ...]:
-        """The ranks that raised ``flag``."""
-        flags = self.rows[:, Column.FLAGS]
-        if not flags.any():
-            return ()
-        return tuple(rank for rank, raised in enumerate(flags.tolist()) if int(raised) & flag)
+    @cached_property
+    def drawn(self) -> float:
+        """Indices used up, over all ranks."""
+        return float(self.column(Column.DRAWN).sum())
 
-    def all_raised(self, flag: Flag) -> bool:
+    def ranks_with(self, flag: Flag) -> tuple[int, ...]:
+        """The ranks that raised ``flag``, or any of several."""
+        return tuple(np.flatnonzero(self._flags & int(flag)).tolist())
+
+    def any_raised(self, flag: int) -> bool:
+        """Whether a rank raised ``flag``, or any of several."""
+        return bool(self._by_any & flag)
+
+    def all_raised(self, flag: int) -> bool:
         """Whether every rank raised ``flag``."""
-        return len(self.ranks_with(flag)) == len(self.rows)
+        return bool(self._by_all & flag)
+
+    @cached_property
+    def _flags(self) -> NDArray[np.int64]:
+        return self.column(Column.FLAGS).astype(np.int64)
+
+    @cached_property
+    def _by_any(self) -> int:
+        return int(np.bitwise_or.reduce(self._flags))
+
+    @cached_property
+    def _by_all(self) -> int:
+        return int(np.bitwise_and.reduce(self._flags))
 
 
 class Ledger:
@@ -100,8 +121,7 @@ class Ledger:
     Attributes:
         size: Number of ranks.
         rounds: Exchanges merged so far, empty ones included.
-        weight: Samples that entered an average, by rank, shape ``(size,)``.
-        drawn: Indices used up, by rank, shape ``(size,)``.
+        total_drawn: Indices used up, over all ranks.
         recent: The last :attr:`KEPT` entries, oldest first.
     """
 
@@ -110,9 +130,23 @@ class Ledger:
     def __init__(self, size: int) -> None:
         self.size = size
         self.rounds = 0
-        self.weight: Floats = np.zeros(size)
-        self.drawn: Floats = np.zeros(size)
+        self.total_drawn = 0.0
         self.recent: deque[Entry] = deque(maxlen=self.KEPT)
+        self._weight: Floats = np.zeros(size)
+        self._drawn: Floats = np.zeros(size)
+        self._not_added: list[Entry] = []  # to the two above, which nobody may ask for
+
+    @property
+    def weight(self) -> Floats:
+        """Samples that entered an average, by rank, shape ``(size,)``."""
+        self._add_up()
+        return self._weight
+
+    @property
+    def drawn(self) -> Floats:
+        """Indices used up, by rank, shape ``(size,)``."""
+        self._add_up()
+        return self._drawn
 
     @property
     def last_weight(self) -> float:
@@ -127,9 +161,9 @@ class Ledger:
                 f"with rows of shape {entry.rows.shape}"
             )
         self.rounds += 1
-        self.weight += entry.column(Column.WEIGHT)
-        self.drawn += entry.column(Column.DRAWN)
+        self.total_drawn += entry.drawn
         self.recent.append(entry)
+        self._not_added.append(entry)
 
     def state_dict(self) -> dict[str, Any]:
         """Totals and recent entries, as plain values that load on any machine."""
@@ -151,8 +185,16 @@ class Ledger:
                 "resume with as many ranks"
             )
         self.rounds = int(state["rounds"])
-        self.weight = np.asarray(state["weight"], dtype=np.float64)
-        self.drawn = np.asarray(state["drawn"], dtype=np.float64)
+        self._weight = np.array(state["weight"], dtype=np.float64)
+        self._drawn = np.array(state["drawn"], dtype=np.float64)
+        self._not_added = []
+        self.total_drawn = float(self._drawn.sum())
         self.recent = deque(
             (Entry(round, np.asarray(rows, dtype=np.float64)) for round, rows in state["recent"]), maxlen=self.KEPT
         )
+
+    def _add_up(self) -> None:
+        for entry in self._not_added:
+            self._weight += entry.column(Column.WEIGHT)
+            self._drawn += entry.column(Column.DRAWN)
+        self._not_added.clear()

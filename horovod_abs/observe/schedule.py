@@ -109,7 +109,7 @@ class _HandedOut:
     def take(self, line: Round) -> list[list[MicroBatch]]:
         """The micro-batches of a round, by rank."""
         entry = line.entry
-        if entry.ranks_with(Flag.NONFINITE):
+        if entry.any_raised(Flag.NONFINITE):
             self._refuse(line.round, "gradients that were not finite were dropped")
         found = []
         for rank, samples in enumerate(entry.column(Column.WEIGHT)):

@@ -48,6 +48,25 @@ class Compute:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """Compute micro-batches one after the other until a time, and tell the engine of many at once.
+
+    What the engine decides is what it would decide with as many steps of :class:`Compute`: it is told of them, and
+    asked, at the first boundary after anything that it may act upon.
+
+    Args:
+        samples: Of each micro-batch.
+        until: Called as ``until(samples, begin, end, most)``; says how many micro-batches it takes to reach ``end``,
+            at most ``most``, and when the last of them is over. See :meth:`horovod_abs.sim.speeds.RankSpeed.until`.
+        ends: When no further micro-batch is begun, in seconds.
+    """
+
+    samples: float
+    until: Callable[[float, float, float, int], tuple[int, float]]
+    ends: float
+
+
+@dataclass(frozen=True)
 class Pause:
     """Do something else for so many seconds, without looking at the engine."""
 
@@ -66,7 +85,7 @@ class Synchronize:
     flags: Flag | None = None
 
 
-Step = Open | Compute | Pause | Starve | Synchronize
+Step = Open | Compute | Stream | Pause | Starve | Synchronize
 Program = Generator[Step, None, None]
 ExchangeTime = Callable[[int], float]
 
@@ -96,16 +115,19 @@ class VirtualRank:
         self.ended: float | None = None
         self.current: Step | None = None
         self.waiting_since: float | None = None
+        self.computing_since: float | None = None  # in a stream, until something happens
+        self.computed: tuple[int, float] | None = None  # of a stream, when the step is over: micro-batches and seconds
 
 
 class Happening(NamedTuple):
-    """What an event is about: an exchange that is complete, a round whose end is called, or that a step is over."""
+    """What an event is about: a round whose end is called, that something may have changed, or that a step is over."""
 
-    exchange: int | None = None
     tick: int | None = None
+    change: bool = False
 
 
 STEP_IS_OVER = Happening()
+CHANGE = Happening(change=True)
 
 
 @dataclass
@@ -146,10 +168,10 @@ class VirtualCluster:
         self._on_launch = on_launch
         self._on_merge = on_merge
         self._tick_seconds = tick_seconds
-        self._timed_round = -1
+        self._timed_round, self._tick_at = -1, 0.0
         self._max_events = max_events
         self._exchanges: dict[int, _Exchange] = {}
-        self._events: list[tuple[float, int, int, Happening]] = []  # time, order, rank
+        self._events: list[tuple[float, int, int | None, Happening]] = []  # time, order, rank or all of them
         self._order = itertools.count()
 
     def run(self) -> None:
@@ -165,13 +187,12 @@ class VirtualCluster:
         for _ in range(self._max_events):
             if not self._events:
                 break
-            self.now, _, rank, happening = heapq.heappop(self._events)
-            if happening.tick is not None:
-                self.ranks[rank].engine.tick(happening.tick)
-            elif happening.exchange is None:
-                self._step_over(rank)
-            elif self.ranks[rank].waiting_since is not None:
-                self._drive(rank)
+            self.now, _, whose, happening = heapq.heappop(self._events)
+            if happening is STEP_IS_OVER and whose is not None:
+                self._step_over(whose)
+                continue
+            for rank in range(self.size) if whose is None else (whose,):
+                self._notice(rank, happening)
         if any(rank.ended is None for rank in self.ranks):
             what = "livelock" if self._events else "deadlock"
             raise VirtualDeadlock(f"{what} at {self.now:.3f} s: " + "; ".join(map(self._describe, range(self.size))))
@@ -184,6 +205,9 @@ class VirtualCluster:
     def _step_over(self, index: int) -> None:
         """The rank's current step has taken its time: tell the engine, and see what comes next."""
         rank = self.ranks[index]
+        if rank.computed is not None:
+            self._tell(index)
+            return self._drive(index)
         match rank.current:
             case Open(drawn_target, rounds_target, exact):
                 rank.engine.open(drawn_target, rounds_target=rounds_target, exact=exact)
@@ -196,9 +220,63 @@ class VirtualCluster:
                 rank.engine.starve()
             case Synchronize(flags):
                 rank.engine.close(flags)
-            case Pause() | None:
+            case Stream() | Pause() | None:
                 return self._advance(index)
         return self._drive(index)
+
+    def _notice(self, index: int, happening: Happening) -> None:
+        """Something happens while the rank computes or waits."""
+        rank = self.ranks[index]
+        if rank.computing_since is not None:
+            self._end_bulk(index, self.now)
+        if happening.tick is not None:
+            rank.engine.tick(happening.tick)
+        elif rank.waiting_since is not None:
+            self._drive(index)
+
+    def _compute_on(self, index: int, stream: Stream) -> None:
+        """Begin a bulk of micro-batches. It lasts until an exchange is complete, or as long as is known already."""
+        rank = self.ranks[index]
+        rank.computing_since = self.now
+        if rank.engine.unasked == 1:
+            return self._end_bulk(index, self.now)
+        if rank.engine.in_flight and not self._is_complete(rank.engine.ledger.rounds):
+            return None
+        end = stream.ends
+        if self._tick_seconds is not None and rank.engine.clock.interval is not None:
+            begun = self._timed_round == rank.engine.launches
+            end = min(end, self._tick_at + (self._tick_seconds if index else 0.0)) if begun else self.now
+        return self._end_bulk(index, end)
+
+    def _end_bulk(self, index: int, end: float) -> None:
+        """The bulk that the rank computes ends at the first boundary from ``end`` on.
+
+        Where the rank may not compute for so long it has been waiting since an earlier one.
+        """
+        rank = self.ranks[index]
+        stream, begin = rank.current, rank.computing_since
+        assert isinstance(stream, Stream) and begin is not None
+        end = max(end, math.nextafter(begin, math.inf))  # it has begun a micro-batch
+        count, over = stream.until(stream.samples, begin, end, rank.engine.unasked)
+        rank.computing_since = None
+        rank.computed = count, over - begin
+        if over >= self.now:
+            self._schedule(over, index)
+            return
+        self._tell(index)
+        if rank.engine.next_action(over) is not Action.WAIT:
+            raise AssertionError(f"a rank that may not compute does not wait: {self._describe(index)}")
+        rank.waiting_since = over
+
+    def _tell(self, index: int) -> None:
+        """Tell the engine of the bulk that is over."""
+        rank = self.ranks[index]
+        assert isinstance(rank.current, Stream) and rank.computed is not None
+        count, seconds = rank.computed
+        rank.computed = None
+        rank.computing += seconds
+        samples = count * rank.current.samples
+        rank.engine.micro_batches_done(count, samples, samples, seconds)
 
     def _advance(self, index: int) -> None:
         """Let the rank's program say what it does next."""
@@ -209,6 +287,9 @@ class VirtualCluster:
                 rank.ended = self.now
             case Compute(seconds=seconds) | Pause(seconds):
                 self._schedule(self.now + seconds, index)
+            case Stream(ends=ends) if self.now < ends:
+                self._schedule(ends, index, CHANGE)
+                self._compute_on(index, rank.current)
             case _:
                 self._schedule(self.now, index)
 
@@ -220,8 +301,7 @@ class VirtualCluster:
             engine.waited(self.now - rank.waiting_since)
             rank.waiting_since = None
         while True:
-            exchange = self._exchanges.get(engine.ledger.rounds)
-            if engine.in_flight and exchange and exchange.done is not None and exchange.done <= self.now:
+            if engine.in_flight and self._is_complete(engine.ledger.rounds):
                 engine.exchange_complete()
             match engine.next_action(self.now):
                 case Action.LAUNCH:
@@ -233,8 +313,15 @@ class VirtualCluster:
                     break
                 case Action.COMPUTE | Action.CLOSED:
                     self._start_timer(index)
-                    self._advance(index)
+                    if isinstance(rank.current, Stream) and self.now < rank.current.ends:
+                        self._compute_on(index, rank.current)
+                    else:
+                        self._advance(index)
                     break
+
+    def _is_complete(self, number: int) -> bool:
+        exchange = self._exchanges.get(number)
+        return exchange is not None and exchange.done is not None and exchange.done <= self.now
 
     def _start_timer(self, index: int) -> None:
         """Rank 0's timer, as :class:`horovod_abs.mpi.Ticker` keeps it for real."""
@@ -243,9 +330,10 @@ class VirtualCluster:
         if index > 0 or self._tick_seconds is None or interval is None or self._timed_round == engine.launches:
             return
         self._timed_round = engine.launches
-        for rank in range(self.size):
-            late = self._tick_seconds if rank else 0.0
-            self._schedule(self.now + interval + late, rank, Happening(tick=engine.launches))
+        self._tick_at = self.now + interval
+        tick = Happening(tick=engine.launches)
+        self._schedule(self._tick_at, 0, tick)
+        self._schedule(self._tick_at + self._tick_seconds, None, tick)
 
     def _launch(self, index: int) -> None:
         rank = self.ranks[index]
@@ -258,8 +346,7 @@ class VirtualCluster:
         if len(exchange.rows) == self.size:
             exchange.done = self.now + self._exchange_seconds(number)
             self.entries.append(Entry(number, np.stack([exchange.rows[i] for i in range(self.size)])))
-            for other in range(self.size):
-                self._schedule(exchange.done, other, Happening(exchange=number))
+            self._schedule(exchange.done, None, CHANGE)
 
     def _merge(self, index: int) -> None:
         rank = self.ranks[index]
@@ -268,7 +355,7 @@ class VirtualCluster:
         rank.merges.append((self.now, entry.round))
         self._on_merge(index, entry)
 
-    def _schedule(self, time: float, rank: int, happening: Happening = STEP_IS_OVER) -> None:
+    def _schedule(self, time: float, rank: int | None, happening: Happening = STEP_IS_OVER) -> None:
         heapq.heappush(self._events, (time, next(self._order), rank, happening))
 
     def _describe(self, index: int) -> str:

@@ -299,19 +299,19 @@ class RankSpeed:
         base = self.model.cost.seconds(samples) / self.model.speed
         return base * factor * self._load(now)[0] + self._stall(now)
 
-    def until(self, samples: float, begin: float, end: float, most: int) -> tuple[int, float, float]:
+    def until(self, samples: float, begin: float, end: float, most: int) -> tuple[int, float]:
         """As many micro-batches, one after the other, as it takes to reach ``end``, and at most ``most``.
 
         Returns:
-            How many; and when the last but one (``begin`` for a single one) and the last of them are over.
+            How many, and when the last of them is over.
         """
         base = self.model.cost.seconds(samples) / self.model.speed
-        done, before, now = 0, begin, begin
+        done, now = 0, begin
         while done < most and now < end:
             load, changes = self._load(now)
             if self._stalled < len(self._stalls):
                 if self._stalls[self._stalled].at <= now:
-                    before, now = now, now + self.seconds(samples, now)
+                    now += self.seconds(samples, now)
                     done += 1
                     continue
                 changes = min(changes, self._stalls[self._stalled].at)
@@ -321,11 +321,10 @@ class RankSpeed:
             scale = base * load
             last = bisect.bisect_left(sums, sums[first] + (min(end, changes) - now) / scale, first + 1)
             last = min(last, first + most - done, len(sums) - 1)
-            before = now + scale * (sums[last - 1] - sums[first])
             now += scale * (sums[last] - sums[first])
             done += last - first
             self._next = last
-        return done, before, now
+        return done, now
 
     def mean_rate(self, samples: float, begin: float, end: float) -> float:
         """Samples a second from ``begin`` to ``end``, alone, with the loads and stalls of this run."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from horovod_abs.core.clocks import CountClock, SyncClock
+from horovod_abs.core.clocks import Clock, CountClock, IntervalClock, SyncClock, TargetBatchClock
 from horovod_abs.core.engine import Engine
 from horovod_abs.core.ledger import Column, Entry, Flag
 from horovod_abs.sim.cluster import (
@@ -17,11 +19,13 @@ from horovod_abs.sim.cluster import (
     Program,
     Starve,
     Step,
+    Stream,
     Synchronize,
     VirtualCluster,
     VirtualDeadlock,
     VirtualRank,
 )
+from horovod_abs.sim.speeds import Bursts, Cost, Noise, RankModel, RankSpeed, Stall
 from tests.core.schedules import Schedule, Witness, loop, run, schedules
 
 
@@ -242,3 +246,65 @@ def check_times(virtual: VirtualCluster, schedule: Schedule) -> None:
         assert all(at(rank, "merges", entry.round) >= done for rank in virtual.ranks)
         if schedule.delay == 0 and schedule.pauses == 0:
             assert all(at(rank, "merges", entry.round) == done for rank in virtual.ranks)
+
+
+CLOCKS: dict[str, Callable[[], Clock]] = {
+    "sync": SyncClock,
+    "count": lambda: CountClock(5),
+    "interval": lambda: IntervalClock(0.37),
+    "target": lambda: TargetBatchClock(400),
+}
+
+
+@given(
+    st.sampled_from(sorted(CLOCKS)),
+    st.integers(0, 1),
+    st.lists(st.sampled_from((1.0, 0.7, 0.25, 0.03)), min_size=1, max_size=5),
+    st.sampled_from((0.001, 0.2, 1.5)),
+    st.sampled_from((None, 5, 13)),
+    st.sampled_from((None, 0.0, 0.004)),
+    st.integers(0, 1000),
+)
+def test_a_stream_is_as_many_single_micro_batches(
+    clock: str,
+    delay: int,
+    speeds: Sequence[float],
+    exchange: float,
+    max_staleness: int | None,
+    tick_seconds: float | None,
+    seed: int,
+) -> None:
+    """The engines decide the same, at the same times, whether they are told of micro-batches one by one or in bulk."""
+    models = [
+        RankModel(Cost(0.002, 0.001), speed, Noise(0.2, 0.05), (Bursts(2.0, 1.0, 3.0),), (Stall(4.0, 1.5),))
+        for speed in speeds
+    ]
+
+    def play(*, in_bulk: bool) -> VirtualCluster:
+        def one_by_one(rank: int) -> Program:
+            while virtual.now < 10.0:
+                yield Compute(16, speed[rank].seconds(16, virtual.now))
+            yield Synchronize()
+
+        def stream(rank: int) -> Program:
+            yield Stream(16, speed[rank].until, 10.0)
+            yield Synchronize()
+
+        speed = [RankSpeed(model, (seed, rank)) for rank, model in enumerate(models)]
+        engines = [
+            Engine(len(speeds), CLOCKS[clock](), rank=rank, delay=delay, max_staleness=max_staleness)
+            for rank in range(len(speeds))
+        ]
+        programs = [(stream if in_bulk else one_by_one)(rank) for rank in range(len(speeds))]
+        virtual = VirtualCluster(engines, programs, lambda _: exchange, tick_seconds=tick_seconds)
+        virtual.run()
+        return virtual
+
+    single, bulk = play(in_bulk=False), play(in_bulk=True)
+    assert len(bulk.entries) == len(single.entries) >= 2
+    for one, other in zip(single.entries, bulk.entries, strict=True):
+        assert other.rows == pytest.approx(one.rows, abs=1e-9)
+    for a, b in zip(single.ranks, bulk.ranks, strict=True):
+        assert np.array(b.launches) == pytest.approx(np.array(a.launches), abs=1e-9)
+        assert np.array(b.merges) == pytest.approx(np.array(a.merges), abs=1e-9)
+        assert (b.computing, b.waiting, b.ended) == pytest.approx((a.computing, a.waiting, a.ended), abs=1e-9)

@@ -28,8 +28,12 @@ def test_a_frozen_rank_is_named_and_the_job_ends(controller: Controller) -> None
     told = re.findall(
         r"ExchangeTimeout: rank ([02]): exchange \d+ did not complete within 3 s: (.*)\. See", outcome.output
     )
-    assert told, outcome.tail
-    assert {what for _, what in told} == {"rank 1 has not launched it"}
+    whats = {what for _, what in told}
+    assert "rank 1 has not launched it" in whats, outcome.tail
+    assert whats <= {
+        "rank 1 has not launched it",
+        "ranks 0, 1 have not launched it",
+    }  # a busy machine may hold up rank 0
 
 
 @both
