@@ -6,6 +6,7 @@ Nothing heavy is imported here: a command imports what it runs when it is run, s
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,6 +126,51 @@ def cluster(
     except (ClusterError, LaunchError) as error:
         print(f"horovod-abs: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+@app.command(rich_help_panel="Planning a run")
+def simulate(
+    cluster: Annotated[str, typer.Argument(help="permanent, transient, mixed, or the path of a TOML file.")],
+    model_mb: Annotated[float, typer.Option(help="Size of the gradients, in 10⁶ bytes.")] = 44.0,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…", help="Of synchronous, dynamic, local, proportional, abs, updates. By default all."
+        ),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="As many ranks, like in turn those described.")] = None,
+    seconds: Annotated[float, typer.Option(help="Virtual time that each is simulated for, at most.")] = 120.0,
+    rounds: Annotated[float, typer.Option(help="Exchanges that each is simulated for, at most.")] = math.inf,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is random in the cluster.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw the result to this file.")] = None,
+) -> None:
+    """What a cluster would do under several algorithms: samples a second, idle time and batch, in virtual time.
+
+    The engine and the clocks are those that train; speeds, network and time are simulated. Nothing is trained.
+    """
+    from rich.console import Console
+
+    from horovod_abs.observe.plots import save
+    from horovod_abs.plan.clusters import load
+    from horovod_abs.plan.comparison import compare
+    from horovod_abs.sim.simulate import ALGORITHMS
+
+    names = list(ALGORITHMS) if algorithms is None else algorithms.split(",")
+    try:
+        model = load(cluster)
+        model = model if workers is None else model.of_size(workers)
+        comparison = compare(model, names, megabytes=model_mb, seconds=seconds, rounds=rounds, seed=seed)
+        if json_file is not None:
+            json_file.write_text(comparison.to_json(), encoding="utf-8")
+        if plot_file is not None:
+            save(comparison.figure(), plot_file)
+    except (OSError, ValueError) as error:
+        print(f"horovod-abs: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    console = Console()
+    console.print(comparison.table())
+    console.print(comparison.recommendation, highlight=False)
 
 
 _WATCHING = "Watching a run"

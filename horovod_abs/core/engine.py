@@ -56,7 +56,6 @@ import numpy as np
 from horovod_abs.core.clocks import Clock, Progress
 from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
 
-
 _ENDING = Flag.LEAVING | Flag.STOP
 
 
@@ -203,14 +202,17 @@ class Engine:
 
         As long as no tick comes and no exchange completes: then it asks at its next boundary.
         """
-        if self.closing or self._must_wait():
+        if self.closing or (self.in_flight and (self.delay == 0 or self.starved)):
+            return 0
+        limit = self._limit()
+        room = self._room(limit)
+        if self.in_flight and room <= 0:
             return 0
         by_time = self.clock.interval is not None
         if by_time and self._tick is None:
             return 1  # the rank keeps the time itself
-        awaits_exchange = self.in_flight and not self._complete
-        if awaits_exchange or by_time or self.clock.limit(self._progress(0.0)) < math.inf:
-            return max(int(self._room()), 1)
+        if by_time or limit < math.inf or (self.in_flight and not self._complete):
+            return max(int(room), 1)
         return max(self.min_micro_batches - self._round.micro_batches, 1)
 
     def next_action(self, now: float) -> Action:
@@ -461,14 +463,19 @@ class Engine:
         """Whether the rank may not compute; with ``bounded=False`` for another reason than a bound."""
         if not self.in_flight:
             return False
-        return self.delay == 0 or self.closing or self.starved or self._room(bounded=bounded) <= 0
+        if self.delay == 0 or self.closing or self.starved:
+            return True
+        return self._round.micro_batches >= max(self.min_micro_batches, self._limit()) or (bounded and self._at_bound())
 
-    def _room(self, *, bounded: bool = True) -> float:
-        """Micro-batches left until the clock's limit or, unless ``bounded=False``, a bound."""
-        limit = max(self.min_micro_batches, self.clock.limit(self._progress(0.0)))
-        if bounded:
-            limit = min(limit, self.max_micro_batches, self.max_staleness - self._steps_in_flight)
-        return limit - self._round.micro_batches
+    def _limit(self) -> float:
+        return self.clock.limit(self._progress(0.0))
+
+    def _room(self, limit: float) -> float:
+        """Micro-batches left until the clock's limit or a bound."""
+        most = min(
+            max(self.min_micro_batches, limit), self.max_micro_batches, self.max_staleness - self._steps_in_flight
+        )
+        return most - self._round.micro_batches
 
     def _at_bound(self) -> bool:
         return self._round.micro_batches >= self.max_micro_batches or self.staleness >= self.max_staleness
@@ -488,7 +495,8 @@ class Engine:
 
     def _progress(self, now: float) -> Progress:
         elapsed = now - (now if self._begun is None else self._begun)
-        return Progress(self.rank, self.launches, self._round.micro_batches, elapsed, self._tick, self._round.drawn)
+        round = self.ledger.rounds + self.in_flight
+        return Progress(self.rank, round, self._round.micro_batches, elapsed, self._tick, self._round.drawn)
 
     def _raised(self) -> Flag:
         raised = self._flags

@@ -96,11 +96,11 @@ class Entry:
 
     def any_raised(self, flag: int) -> bool:
         """Whether a rank raised ``flag``, or any of several."""
-        return bool(self._by_any & flag)
+        return self._by_any != 0 and bool(self._by_any & flag)
 
     def all_raised(self, flag: int) -> bool:
         """Whether every rank raised ``flag``."""
-        return bool(self._by_all & flag)
+        return self._by_all != 0 and bool(self._by_all & flag)
 
     @cached_property
     def _flags(self) -> NDArray[np.int64]:

@@ -116,6 +116,7 @@ class VirtualRank:
         self.current: Step | None = None
         self.waiting_since: float | None = None
         self.computing_since: float | None = None  # in a stream, until something happens
+        self.unasked = 0  # micro-batches that it may do until then
         self.computed: tuple[int, float] | None = None  # of a stream, when the step is over: micro-batches and seconds
 
 
@@ -238,7 +239,8 @@ class VirtualCluster:
         """Begin a bulk of micro-batches. It lasts until an exchange is complete, or as long as is known already."""
         rank = self.ranks[index]
         rank.computing_since = self.now
-        if rank.engine.unasked == 1:
+        rank.unasked = rank.engine.unasked
+        if rank.unasked == 1:
             return self._end_bulk(index, self.now)
         if rank.engine.in_flight and not self._is_complete(rank.engine.ledger.rounds):
             return None
@@ -257,7 +259,7 @@ class VirtualCluster:
         stream, begin = rank.current, rank.computing_since
         assert isinstance(stream, Stream) and begin is not None
         end = max(end, math.nextafter(begin, math.inf))  # it has begun a micro-batch
-        count, over = stream.until(stream.samples, begin, end, rank.engine.unasked)
+        count, over = stream.until(stream.samples, begin, end, rank.unasked)
         rank.computing_since = None
         rank.computed = count, over - begin
         if over >= self.now:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,11 @@ def test_neither_preset_nor_file() -> None:
         ClusterError, match=r"nowhere is no cluster: pass one of permanent, transient, mixed, or the path"
     ):
         load("nowhere")
+
+
+def test_the_guide_shows_a_file_that_can_be_used(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "notebooks/guides/plan_your_cluster.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    cluster = load(file(tmp_path, text))
+    assert [rank.speed for rank in cluster.ranks] == [1.0] * 4 + [0.4] * 4
+    assert cluster.ranks[7].stalls == (Stall(30.0, 5.0),)
