@@ -15,7 +15,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$$($(BIN)/python -m horovod_abs.install.index $(TORCH_INDEX)) --constraint horovod_abs/constraints.txt
 
-.PHONY: help setup test test-tensorflow test-hosts test-docker demo lab notebooks clean
+.PHONY: help setup test test-schedules test-tensorflow test-hosts test-docker demo lab notebooks clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -27,6 +27,9 @@ test: setup ## Run the linter, the type checker and all tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+test-schedules: setup ## Run more than 10,000 new random schedules in virtual time against the rules (2 minutes)
+	$(BIN)/pytest --hypothesis-profile=long --timeout=1200 tests/core tests/sim/test_cluster.py
 
 test-tensorflow: setup ## Run the longer tests of TensorFlow and Keras (10 minutes)
 	$(BIN)/pytest -m tensorflow

@@ -1,4 +1,4 @@
-"""Hypothesis profiles: ``ci`` is fixed and repeatable; ``pytest --hypothesis-profile=long`` looks for new schedules."""
+"""Hypothesis profiles: ``ci`` is fixed and repeatable; ``long`` (``make test-schedules``) looks for new schedules."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("long", settings.get_profile("ci"), max_examples=5000, derandomize=False)
+settings.register_profile("long", settings.get_profile("ci"), max_examples=1500, derandomize=False)
 settings.load_profile("ci")

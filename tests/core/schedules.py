@@ -22,6 +22,9 @@ from horovod_abs.sim.cluster import Compute, Open, Pause, Program, Starve, Step,
 
 NONE = Flag(0)
 
+kept = 0
+"""Schedules that were run to their end so far, and kept every rule."""
+
 # -- what is random --------------------------------------------------------------------------------------------------
 
 
@@ -425,6 +428,8 @@ def run(
     check_order(done)
     check_delay(done)
     check_closing(done)
+    global kept
+    kept += 1
     return done
 
 
