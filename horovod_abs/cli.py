@@ -130,8 +130,19 @@ def cluster(
 
 @app.command(rich_help_panel="Planning a run")
 def simulate(
-    cluster: Annotated[str, typer.Argument(help="permanent, transient, mixed, or the path of a TOML file.")],
-    model_mb: Annotated[float, typer.Option(help="Size of the gradients, in 10⁶ bytes.")] = 44.0,
+    cluster: Annotated[
+        str | None, typer.Argument(help="permanent, transient, mixed, or the path of a TOML file.")
+    ] = None,
+    from_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN.jsonl",
+            help="In place of a cluster, that of a recorded run, of ours or of plain Horovod (HorovodRecorder).",
+        ),
+    ] = None,
+    model_mb: Annotated[
+        float | None, typer.Option(help="Size of the gradients, in 10⁶ bytes.", show_default="44")
+    ] = None,
     algorithms: Annotated[
         str | None,
         typer.Option(
@@ -152,15 +163,27 @@ def simulate(
     from rich.console import Console
 
     from horovod_abs.observe.plots import save
+    from horovod_abs.observe.runlog import read_run_log
     from horovod_abs.plan.clusters import load
     from horovod_abs.plan.comparison import compare
+    from horovod_abs.plan.recorded import cluster_of
     from horovod_abs.sim.simulate import ALGORITHMS
 
     names = list(ALGORITHMS) if algorithms is None else algorithms.split(",")
+    recorded = None
     try:
-        model = load(cluster)
+        if cluster is not None and from_log is None:
+            model = load(cluster)
+        elif from_log is not None and cluster is None and model_mb is None:
+            log = read_run_log(from_log)
+            model, recorded = cluster_of(log), log.samples_per_second
+        else:
+            raise ValueError(
+                "pass a cluster, or --from-log without --model-mb: exchanges then take as long as they did in that run"
+            )
         model = model if workers is None else model.of_size(workers)
-        comparison = compare(model, names, megabytes=model_mb, seconds=seconds, rounds=rounds, seed=seed)
+        megabytes = 44.0 if model_mb is None else model_mb
+        comparison = compare(model, names, megabytes=megabytes, seconds=seconds, rounds=rounds, seed=seed)
         if json_file is not None:
             json_file.write_text(comparison.to_json(), encoding="utf-8")
         if plot_file is not None:
@@ -170,6 +193,8 @@ def simulate(
         raise typer.Exit(1) from None
     console = Console()
     console.print(comparison.table())
+    if recorded is not None:
+        console.print(f"The recorded run itself did {recorded:,.0f} samples/s.", highlight=False)
     console.print(comparison.recommendation, highlight=False)
 
 

@@ -229,6 +229,12 @@ class RunLog:
         """Seconds of training until ``at``: without pauses, in which a program evaluates."""
         return at - sum(min(end, at) - begin for begin, end in self.pauses if begin < at)
 
+    @property
+    def samples_per_second(self) -> float:
+        """Of training, over all rounds. Raises :class:`RunLogError` if there are none."""
+        self.refuse_empty()
+        return sum(line.entry.weight for line in self.rounds) / self.training_seconds(self.rounds[-1].merged_at)
+
     def of(self, kind: type[Kind]) -> list[Kind]:
         """The lines of one kind."""
         return [line for line in self.lines if isinstance(line, kind)]

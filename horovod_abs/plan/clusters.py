@@ -9,6 +9,7 @@ changes (``transient``), and both (``mixed``); they lie beside this module, in `
     samples = 16
     fixed_ms = 2.0              # 0 by default
     sample_ms = 1.25
+    merge_ms = 0.5              # to apply an exchange; 0 by default
 
     [network]                   # 0 ms, 1,000 Mbit/s, a ring with overlap by default
     latency_ms = 0.05
@@ -105,6 +106,7 @@ def _parse(text: str, *, name: str, path: Path) -> ClusterModel:
     cost = micro_batch.made(
         lambda: Cost(micro_batch.number("fixed_ms", 0.0) / 1e3, micro_batch.number("sample_ms", None) / 1e3)
     )
+    merge_seconds = micro_batch.number("merge_ms", 0.0) / 1e3
     micro_batch.refuse_others()
     network = _network(file.table("network"))
     kinds = file.tables("ranks")
@@ -114,7 +116,7 @@ def _parse(text: str, *, name: str, path: Path) -> ClusterModel:
     for failure in file.tables("failures"):
         _fail(failure, ranks)
     file.refuse_others()
-    return file.made(lambda: ClusterModel(name, tuple(ranks), network, samples))
+    return file.made(lambda: ClusterModel(name, tuple(ranks), network, samples, merge_seconds))
 
 
 def _network(table: _Table) -> Network:

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from horovod_abs.observe.progress import open_bar
 from horovod_abs.sim.models import ClusterModel
+from horovod_abs.sim.network import Network
 from horovod_abs.sim.simulate import ALGORITHMS, Simulated, algorithm_named, simulate
 
 WORTH_IT = 1.05
@@ -33,7 +34,7 @@ class Comparison:
 
     Attributes:
         cluster: Its model.
-        megabytes: Of the gradient, 10⁶ bytes.
+        megabytes: Of the gradient, 10⁶ bytes; without meaning where the time of an exchange was measured.
         results: One for each algorithm.
     """
 
@@ -71,7 +72,7 @@ class Comparison:
         described = {
             "cluster": self.cluster.name,
             "ranks": self.cluster.size,
-            "megabytes": self.megabytes,
+            "megabytes": self.megabytes if isinstance(self.cluster.network, Network) else None,
             "exchange_seconds": self.exchange,
             "recommendation": self.recommendation,
             "results": [{**asdict(result), "share_of_ideal": result.share_of_ideal} for result in self.results],
@@ -81,9 +82,9 @@ class Comparison:
     def table(self) -> Table:
         """The results for people."""
         by_rank = "least and most of a rank" if self.cluster.size > _NAMED_RANKS else "in % by rank"
+        size = f"{self.megabytes:g} MB, " if isinstance(self.cluster.network, Network) else ""
         table = Table(
-            title=f"{self.cluster.name}: {self.cluster.size} ranks, {self.megabytes:g} MB, "
-            f"an exchange takes {self.exchange:.3g} s",
+            title=f"{self.cluster.name}: {self.cluster.size} ranks, {size}an exchange takes {self.exchange:.3g} s",
             caption=f"of the ideal, {fmean(result.ideal for result in self.results):,.0f} samples/s; idle: {by_rank}; "
             "stale: micro-batches of a rank that its model misses",
         )

@@ -1,4 +1,4 @@
-"""What the ranks of a recorded run were like, read from its log."""
+"""What the ranks of a recorded run, and its network, were like, read from its log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 
 from horovod_abs.core.ledger import Column
 from horovod_abs.observe.runlog import RunLog, RunLogError
+from horovod_abs.sim.models import ClusterModel
+from horovod_abs.sim.network import Measured
 from horovod_abs.sim.speeds import Cost, RankModel, Trace
 
 
@@ -33,3 +35,31 @@ def rank_of(log: RunLog, rank: int) -> RankModel:
     mean = float(lengths.sum() / (lengths / of_a_sample).sum())
     trace = Trace(tuple(ends[busy].tolist()), tuple((of_a_sample / mean).tolist()))
     return RankModel(Cost(0.0, mean), loads=(trace,))
+
+
+def cluster_of(log: RunLog) -> ClusterModel:
+    """The cluster of a run, also of plain Horovod: ranks as they were, and exchanges as long as they took.
+
+    Args:
+        log: Of the run; one of plain Horovod is written by :class:`horovod_abs.torch.HorovodRecorder`.
+
+    Raises:
+        RunLogError: the log holds fewer than two rounds, or a rank computed nothing.
+    """
+    log.refuse_empty()
+    rows = np.array([line.rows for line in log.rounds])
+    if len(rows) < 2:
+        raise RunLogError(f"{log.path}: holds a single round. Record a longer run")
+    ends = np.array([log.training_seconds(line.merged_at) for line in log.rounds])
+    launched, busy = rows[..., Column.LAUNCHED_AT], rows[:, 0, [Column.COMPUTE_SECONDS, Column.WAIT_SECONDS]].sum(1)
+    took = launched[:, 0] + [line.exchange_seconds for line in log.rounds] - launched.max(axis=1)
+    # A rank sees at its next boundary that an exchange is complete: the quickest were complete then.
+    by_itself = log.run.options.get("allreduce_seconds", max(float(np.quantile(took, 0.05)), 0.0))
+    counts = rows[..., Column.MICRO_BATCHES]
+    return ClusterModel(
+        log.path.stem,
+        tuple(rank_of(log, rank) for rank in range(rows.shape[1])),
+        Measured(by_itself),
+        samples=max(round(float(rows[..., Column.WEIGHT].sum() / counts.sum())), 1),
+        merge_seconds=max(float(np.median(np.diff(ends) - busy[1:])), 0.0),
+    )

@@ -117,18 +117,21 @@ class VirtualRank:
         self.waiting_since: float | None = None
         self.computing_since: float | None = None  # in a stream, until something happens
         self.unasked = 0  # micro-batches that it may do until then
+        self.busy_until = 0.0  # with its last merge
         self.computed: tuple[int, float] | None = None  # of a stream, when the step is over: micro-batches and seconds
 
 
 class Happening(NamedTuple):
-    """What an event is about: a round whose end is called, that something may have changed, or that a step is over."""
+    """What an event is about: a round whose end is called, a change, the end of a merge, or that a step is over."""
 
     tick: int | None = None
     change: bool = False
+    merged: bool = False
 
 
 STEP_IS_OVER = Happening()
 CHANGE = Happening(change=True)
+MERGED = Happening(merged=True)
 
 
 @dataclass
@@ -146,6 +149,7 @@ class VirtualCluster:
         exchange_seconds: Duration of exchange k, from its last launch to its completion.
         on_launch: Called as ``on_launch(rank, exchange)`` when a rank launches.
         on_merge: Called as ``on_merge(rank, entry)`` when a rank merges.
+        merge_seconds: Time that a rank needs for a merge, and in which it does not compute.
         tick_seconds: How long a tick of rank 0 takes to the others; ``None`` if ranks keep the time themselves, as
             without MPI.
         max_events: More events than this are a livelock.
@@ -159,6 +163,7 @@ class VirtualCluster:
         *,
         on_launch: Callable[[int, int], None] = lambda rank, exchange: None,
         on_merge: Callable[[int, Entry], None] = lambda rank, entry: None,
+        merge_seconds: float = 0.0,
         tick_seconds: float | None = None,
         max_events: int = 1_000_000,
     ) -> None:
@@ -168,6 +173,7 @@ class VirtualCluster:
         self._exchange_seconds = exchange_seconds
         self._on_launch = on_launch
         self._on_merge = on_merge
+        self._merge_seconds = merge_seconds
         self._tick_seconds = tick_seconds
         self._timed_round, self._tick_at = -1, 0.0
         self._max_events = max_events
@@ -191,6 +197,9 @@ class VirtualCluster:
             self.now, _, whose, happening = heapq.heappop(self._events)
             if happening is STEP_IS_OVER and whose is not None:
                 self._step_over(whose)
+                continue
+            if happening is MERGED and whose is not None:
+                self._compute_or_advance(whose)
                 continue
             for rank in range(self.size) if whose is None else (whose,):
                 self._notice(rank, happening)
@@ -315,11 +324,19 @@ class VirtualCluster:
                     break
                 case Action.COMPUTE | Action.CLOSED:
                     self._start_timer(index)
-                    if isinstance(rank.current, Stream) and self.now < rank.current.ends:
-                        self._compute_on(index, rank.current)
+                    if rank.busy_until > self.now:
+                        self._schedule(rank.busy_until, index, MERGED)
                     else:
-                        self._advance(index)
+                        self._compute_or_advance(index)
                     break
+
+    def _compute_or_advance(self, index: int) -> None:
+        """Go on with the stream that the rank is in, or with what its program does next."""
+        rank = self.ranks[index]
+        if isinstance(rank.current, Stream) and self.now < rank.current.ends:
+            self._compute_on(index, rank.current)
+        else:
+            self._advance(index)
 
     def _is_complete(self, number: int) -> bool:
         exchange = self._exchanges.get(number)
@@ -355,6 +372,7 @@ class VirtualCluster:
         entry = self.entries[rank.engine.ledger.rounds]
         rank.engine.merged(entry, self.now)
         rank.merges.append((self.now, entry.round))
+        rank.busy_until = self.now + self._merge_seconds
         self._on_merge(index, entry)
 
     def _schedule(self, time: float, rank: int | None, happening: Happening = STEP_IS_OVER) -> None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from horovod_abs.sim.network import Network
+from horovod_abs.sim.network import Measured, Network
 from horovod_abs.sim.speeds import RankModel, RankSpeed
 
 
@@ -26,26 +26,37 @@ class ClusterModel:
         ranks: Its ranks.
         network: Between them.
         samples: In a micro-batch.
+        merge_seconds: That each rank needs to apply an exchange, and does not compute.
 
     Raises:
-        ValueError: there are no ranks, no samples, or links of another number of ranks.
+        ValueError: there are no ranks, no samples, links of another number of ranks, or a merge of negative time.
     """
 
     name: str
     ranks: tuple[RankModel, ...]
-    network: Network
+    network: Network | Measured
     samples: int = 16
+    merge_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.merge_seconds < math.inf:
+            raise ValueError(f"a merge takes a time of at least 0, not {self.merge_seconds}")
         if not self.ranks or self.samples < 1:
             raise ValueError("a cluster has at least one rank, and a micro-batch at least one sample")
-        if isinstance(self.network.mbit, tuple) and len(self.network.mbit) != self.size:
-            raise ValueError(f"{len(self.network.mbit)} links for {self.size} ranks")
+        links = self._links
+        if links and len(links) != self.size:
+            raise ValueError(f"{len(links)} links for {self.size} ranks")
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @property
+    def _links(self) -> tuple[float, ...]:
+        """Of each rank, where they have some of their own."""
+        mbit = self.network.mbit if isinstance(self.network, Network) else ()
+        return mbit if isinstance(mbit, tuple) else ()
 
     @property
     def ideal(self) -> float:
@@ -68,7 +79,7 @@ class ClusterModel:
         """
         if size == self.size:
             return self
-        if isinstance(self.network.mbit, tuple):
+        if self._links:
             raise ValueError(
                 "a cluster with a link for each rank cannot be made larger or smaller: set mbit to one number"
             )

@@ -191,6 +191,7 @@ def _build(
         [program(rank) for rank in range(cluster.size)],
         lambda _: exchange,
         on_merge=on_merge,
+        merge_seconds=cluster.merge_seconds,
         tick_seconds=0.0,
         max_events=1 << 60,
     )

@@ -23,6 +23,7 @@ from horovod_abs.torch.exchanges import Gradients, ModelUpdates
 from horovod_abs.torch.functions import ShardSampler, average, average_buffers, evaluate
 from horovod_abs.torch.optimizer import DistributedOptimizer as DistributedOptimizer
 from horovod_abs.torch.optimizer import DistributedOptimizerMixin, broadcast_optimizer_state, join
+from horovod_abs.torch.plain import HorovodRecorder
 from horovod_abs.torch.sampler import AdaptiveSampler
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "ExchangeFailed",
     "ExchangeTimeout",
     "Gradients",
+    "HorovodRecorder",
     "IntervalClock",
     "Mismatch",
     "ModelUpdates",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from horovod_abs.sim.models import ClusterModel
-from horovod_abs.sim.network import Network
+from horovod_abs.sim.network import Measured, Network
 from horovod_abs.sim.simulate import ALGORITHMS, simulate
 from horovod_abs.sim.speeds import Bursts, Cost, Noise, RankModel, Stall
 
@@ -63,6 +63,20 @@ def test_ours_never_wait_and_have_one_round_of_staleness(algorithm: str) -> None
     # A round lasts as long as the exchange, and up to the last rank's next boundary after it.
     assert 0.24 * 2200 <= result.batch <= (0.24 + 0.08) * 2200
     assert result.staleness == pytest.approx(result.batch / 16 / 4)
+
+
+def test_a_merge_takes_its_time_from_computing() -> None:
+    slow = replace(cluster(), merge_seconds=0.03)
+    result = simulate(slow, "synchronous", megabytes=MEGABYTES)
+    assert result.samples_per_second == pytest.approx(64 / (0.03 + 0.08 + 0.24), rel=0.01)
+    ours = simulate(slow, "abs", megabytes=MEGABYTES)
+    round_seconds = ours.batch / ours.samples_per_second
+    assert ours.share_of_ideal == pytest.approx(1 - 0.03 / round_seconds, abs=0.005)
+
+
+def test_a_measured_network_takes_what_was_measured() -> None:
+    measured = replace(cluster(), network=Measured(0.24, overlap=False))
+    assert simulate(measured, "abs", megabytes=1.0) == simulate(cluster(), "abs", megabytes=MEGABYTES)
 
 
 def test_a_rank_that_leaves_takes_its_share_with_it() -> None:

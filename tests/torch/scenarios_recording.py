@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import horovod.torch
 import torch
 
 import horovod_abs.torch as hvd
+from horovod_abs.emulate import Pace
+from horovod_abs.plan.recorded import cluster_of
 from horovod_abs.torch.replay import ReplayTask, replay
 from tests.torch.replay import Regression, sgd
 from tests.torch.scenario import Naps, Ranks, digest, scenario, small_model, wrap
@@ -281,3 +285,37 @@ def checkpoints(ranks: Ranks) -> None:
         kept = sorted(file.name for file in checkpoints.iterdir())
         assert kept == sorted(path.name for path in paths[1:]), kept
         hvd.barrier()
+
+
+@scenario(gloo=True)
+def plain_horovod_recorded(ranks: Ranks) -> list[float]:
+    """Horovod's own optimizer goes on as ever, and its log tells how fast each rank is, without pauses."""
+    model, task = small_model(), Regression(240)
+    optimizer = horovod.torch.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters())
+    paces = [1e-3 * (10 + 10 * rank) for rank in range(ranks.size)]
+    with _folder(ranks) as folder:
+        recorder = hvd.HorovodRecorder(optimizer, folder / "plain.jsonl", samples=8)
+        for step in range(120):
+            with Pace(paces[ranks.rank]):
+                optimizer.zero_grad()
+                task.loss(model, torch.arange(8)).backward()
+            optimizer.step()
+            if step == 60:
+                with recorder.pausing():
+                    time.sleep(1.0)
+        recorder.close()
+        optimizer.zero_grad()
+        task.loss(model, torch.arange(8)).backward()
+        optimizer.step()  # Horovod's own again
+        hvd.barrier()
+        ranks.assert_same(digest(model), "parameters")
+        log = hvd.read_run_log(folder / "plain.jsonl")
+        cluster = cluster_of(log)
+    assert [line.round for line in log.rounds] == list(range(120))
+    (pause,) = log.pauses
+    assert 1.0 <= pause[1] - pause[0] < 1.5, pause
+    assert cluster.samples == 8
+    rates = [cluster.mean_rate(rank) for rank in range(ranks.size)]
+    for rate, pace in zip(rates, paces, strict=True):
+        assert 0.7 * 8 / pace < rate < 1.05 * 8 / pace, (rates, paces)
+    return rates
