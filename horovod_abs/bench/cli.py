@@ -139,6 +139,36 @@ def utilisation(
 
 
 @app.command()
+def prediction(
+    recorded_ms: Annotated[
+        Any,
+        typer.Option(
+            parser=_checked(options.positive_numbers),
+            metavar="MS,MS,MS,MS",
+            help="Emulated time of a micro-batch on each of 4 ranks while the synchronous run is recorded.",
+        ),
+    ] = "20,20,40,80",
+    controller: Annotated[Controller, typer.Option(help="Horovod's.")] = Controller.mpi,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each; the median counts.")] = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="One cluster, short, in under 40 s.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Whether `simulate --from-log` of a synchronous run predicts other algorithms at other speeds; starts 4 ranks."""
+    from horovod_abs.bench import prediction as bench
+
+    try:
+        setting = bench.Setting(recorded_ms, repeats=repeats)
+        if quick:
+            shown = "one slow"
+            setting = replace(setting, clusters={shown: setting.clusters[shown]}, steps=60, rounds=80)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = _measured(lambda: bench.measure(setting, controller.value))
+    Console().print(bench.to_table(result))
+    _write(result, json_file)
+
+
+@app.command()
 def overhead(
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of 4 micro-batches on each side.")] = 8,
     exchange: Annotated[

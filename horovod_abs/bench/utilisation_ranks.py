@@ -60,11 +60,19 @@ class Device:
             self.model(sample).square().mean().backward()
 
 
-def synchronous(setting: Setting, device: Device, advance: Advance, compression: Any = hvd.Compression.none) -> Summary:
-    """Horovod's own optimizer with equal batches."""
+def synchronous(
+    setting: Setting,
+    device: Device,
+    advance: Advance,
+    compression: Any = hvd.Compression.none,
+    record: Path | None = None,
+) -> Summary:
+    """Horovod's own optimizer with equal batches, recorded on request."""
     optimizer = plain_horovod.DistributedOptimizer(
         device.sgd(), named_parameters=device.model.named_parameters(), compression=compression
     )
+
+    recorder = record and hvd.HorovodRecorder(optimizer, record, samples=MICRO_BATCH)
 
     def round_of_one(computing: Stopwatch) -> None:
         optimizer.zero_grad()
@@ -72,7 +80,10 @@ def synchronous(setting: Setting, device: Device, advance: Advance, compression:
             device.compute(device.sample)
         optimizer.step()
 
-    return equal_rounds(setting, round_of_one, advance, micro_batches=1)
+    summary = equal_rounds(setting, round_of_one, advance, micro_batches=1)
+    if recorder:
+        recorder.close()
+    return summary
 
 
 def local_sgd(setting: Setting, device: Device, advance: Advance) -> Summary:
