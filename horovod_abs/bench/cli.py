@@ -81,16 +81,6 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _momenta(text: str) -> tuple[float, ...]:
-    try:
-        momenta = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        momenta = (-1.0,)
-    if not all(0 <= momentum < 1 for momentum in momenta):
-        raise ValueError(f"{text!r} is not a list of numbers from 0 to below 1, such as 0,0.9")
-    return momenta
-
-
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result to this PNG.", dir_okay=False)]
 
@@ -285,47 +275,54 @@ def target(
 
 @app.command()
 def convergence(
-    speeds: Annotated[
-        Any, typer.Option(parser=_checked(options.positive_numbers), metavar="S,S,…", help="Speed of each rank.")
-    ] = "1,1,0.5,0.25",
+    cluster: Annotated[
+        list[str], typer.Option(help="permanent, transient, mixed, or a TOML file; more than one if given again.")
+    ] = ["permanent", "transient", "mixed"],  # noqa: B006  (typer copies it)
+    task: Annotated[str, typer.Option(help="What is trained: mnist, or fashion (Fashion-MNIST, on Debian).")] = "mnist",
+    algorithms: Annotated[
+        Any, typer.Option(parser=_checked(_names), metavar="A,A,…", help="Which; all by default.")
+    ] = "all",
     exchanges: Annotated[
-        Any, typer.Option(parser=_checked(options.positive_numbers), metavar="S,S,…", help="Seconds of an exchange.")
-    ] = "0.02,0.1,0.25",
-    learning_rates: Annotated[
-        Any,
-        typer.Option(
-            parser=_checked(options.positive_numbers),
-            metavar="R,R,…",
-            help="To try each way with; times 1 − m with momentum m.",
-        ),
-    ] = "0.1,0.2,0.4,0.8,1.6",
-    momenta: Annotated[
-        Any, typer.Option(parser=_checked(_momenta), metavar="M,M,…", help="To try each of them with.")
-    ] = "0,0.9",
-    target: Annotated[float, typer.Option(help="Test accuracy to reach.")] = 0.95,
-    seeds: Annotated[int, typer.Option(min=1, help="So many; the median counts.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="To 80 % over one network, in under a minute.")] = False,
+        Any, typer.Option(parser=_checked(_names), metavar="E,E,…", help="short, medium, long.")
+    ] = "short,medium,long",
+    target_accuracy: Annotated[float | None, typer.Option(help="To reach; the task's own by default.")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="To tune each algorithm with, on each cluster.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="So many are reported; the median counts.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    folder: Annotated[
+        Path, typer.Option(help="Of runs that are done: what is in it is not done again.", file_okay=False)
+    ] = Path("runs/convergence"),
+    quick: Annotated[bool, typer.Option("--quick", help="To 80 % by four algorithms, in under a minute.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write tables and verdict into this Markdown file.", dir_okay=False)
+    ] = None,
     plot: PlotFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Virtual time that ways of training really take to a test accuracy on MNIST; 20 minutes of one core."""
+    """Virtual time that ways of training really take to an accuracy, ours and the papers'; goes on where it stopped."""
     from horovod_abs.bench import convergence as bench
+    from horovod_abs.bench import verdict
+    from horovod_abs.plan.clusters import load
 
+    chosen = bench.ALL if algorithms == ("all",) else algorithms
     try:
-        setting = bench.Setting(
-            speeds,
-            exchanges=exchanges,
-            learning_rates=learning_rates,
-            momenta=momenta,
-            target=target,
-            seeds=tuple(range(seeds)),
-        )
-    except ValueError as error:
+        clusters = tuple(load(name) for name in cluster)
+        setting = bench.Setting(clusters, task, chosen, exchanges, target_accuracy, trials, seeds)
+        setting.chosen.data()
+    except (ValueError, FileNotFoundError) as error:
         raise typer.BadParameter(str(error)) from None
-    result = bench.measure(bench.QUICK if quick else setting)
-    Console().print(bench.to_table(result))
+    setting = bench.quick(setting) if quick else setting
+    console = Console()
+    console.print(
+        f"{setting.runs} runs, those in {folder} included. Stop when you like: the next time goes on from there."
+    )
+    result = bench.measure(setting, folder, jobs=jobs)
+    for table in verdict.to_tables(result):
+        console.print(table)
+    if report is not None:
+        verdict.write_report(report, task, verdict.to_markdown(result))
     _write(result, json_file)
-    _save(lambda: bench.draw(result), plot)
+    _save(lambda: verdict.draw(result), plot)
 
 
 @app.command()

@@ -1,413 +1,371 @@
-"""How long each way of training takes to a test accuracy: real training on MNIST images, in virtual time.
+"""How long each way of training takes to an accuracy: real training of a real model, in virtual time.
 
-Ranks of unequal speed train a small convolutional network. Gradients, updates and averages are real, and made by the
-production code; how long a micro-batch and an exchange take is said, so that the figure does not depend on the machine.
-Evaluating takes no time.
+Gradients, updates and averages are real, and made by the production code; how long a micro-batch and an exchange take
+follows from the cluster's model, so that the figure does not depend on the machine. Evaluating takes no time.
 
-All ways get the same effort: each is tried with the same learning rates and momenta and one seed, the best
-:data:`FINALISTS` of them with all seeds, and the least median counts. A try may take :data:`HOPELESS` times as long as
-the best before it, and is given up sooner where it is far behind: after a part f of its time it must be within
-:data:`FAR` · (1/f − 1) of the target.
+Every algorithm gets the same effort. For each cluster it is tuned with :attr:`Setting.trials` trials at the middle
+exchange, on the validation images and with seeds of their own, by :class:`horovod_abs.bench.search.Search` over
+learning rate, momentum and, where it has such a number, micro-batches in a round. What was best is reported on the test
+images, with :attr:`Setting.seeds` further seeds at every exchange, and the median counts. *Reached* means two
+evaluations in a row at or above the target, of the central model, every quarter epoch of samples; a run that does not
+get there within its time counts as that time. A trial is given up when it has taken :data:`HOPELESS` times as long as
+the best before it, and any run that after half its time has not come within :data:`FAR` of the target.
 
-An exchange is hidden behind computing where the algorithm itself hides it, and where synchronous Horovod does: it sends
-a gradient as soon as the backward pass has made it. The part of an exchange that fits between the moment at which all
-ranks are in their last backward pass (two thirds of a micro-batch) and its end therefore costs nothing with
-*synchronous* and *dynamic batches*, as if the gradients' first bytes could already be sent at that moment.
+The measure is the *ideal machine*: one worker as quick as all together, with no other cost, tuned with as many trials.
 
-References:
-    [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164. [NoDelay] Talyansky et al., ICLR 2019 submission. Stich, "Local SGD
-    converges fast and communicates little", arXiv 1805.09767. Tyagi and Sharma, "Taming resource heterogeneity in
-    distributed ML training with dynamic batching", arXiv 2305.12213 (*dynamic batches*). Zheng et al.,
-    arXiv 1609.08326 (*taylor*).
+Each run is a file in a folder, so that a comparison that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
-import copy
+import dataclasses
+import hashlib
+import json
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import product
-from statistics import fmean, median
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
-from rich.table import Table
-from torch import nn
-from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
-from horovod_abs.bench.virtual import VirtualRank, VirtualTraining
-from horovod_abs.core.clocks import Clock, CountClock, Progress, SyncClock
+from horovod_abs.bench.algorithms import ALGORITHMS, Made, Trial, ideal
+from horovod_abs.bench.search import Point, Search
+from horovod_abs.bench.tasks import TASKS, Task
 from horovod_abs.examples import mnist
 from horovod_abs.observe.progress import open_bar
-from horovod_abs.observe.results import SMOOTHED
-from horovod_abs.torch.exchanges import Exchange, Gradients, ModelUpdates
+from horovod_abs.sim.models import ClusterModel
 
-MICRO_BATCH = 16
-"""Samples."""
-EVALUATE_EVERY = 1000
-"""Samples between two evaluations."""
-FINALISTS = 2
-"""So many pairs of learning rate and momentum are tried with more than one seed."""
+MOMENTA = (0.0, 0.9)
 HOPELESS = 1.5
-"""A try may take so many times as long as the best before it; with another seed twice as many."""
-FAR = 0.03
-"""So far from the target a run is given up at half its time."""
-BACKWARD = 2 / 3
-"""Share of the backward pass in a micro-batch's time."""
+"""A trial is given up after so many times the time of the best before it."""
+FAR = 0.05
+"""So far from the target a run is given up after half its time, where the learning rate is constant."""
+STUCK = 10
+"""After so many updates without a sample, because no gradient was finite, a run has diverged."""
+LONGEST = 6
+"""Where an algorithm has a number of micro-batches in a round, it is tried up to 2 to the power of this."""
+TUNING_SEED = 1000
+EXCHANGES = {"short": 0.25, "medium": 1.25, "long": 3.1}
+"""Length of an exchange, in micro-batches of the slowest rank."""
 
-
-class Network(nn.Sequential):
-    """Two convolutions and a dense layer for MNIST images of half the size, 9,930 parameters, 1.4 ms for 16 images."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(1, 16, 3, padding=1),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.MaxPool2d(2, ceil_mode=True),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(32 * 4 * 4, 10),
-        )
-
-
-class CountBySpeed(Clock):
-    """A fixed number of micro-batches in a round, for each rank its own: what dynamic batches settle on.
-
-    Args:
-        counts: Micro-batches in a round, by rank.
-    """
-
-    def __init__(self, counts: Sequence[int]) -> None:
-        self.counts = tuple(counts)
-
-    def is_due(self, progress: Progress) -> bool:
-        return progress.micro_batches >= self.counts[progress.rank]
-
-    def limit(self, progress: Progress) -> float:
-        return self.counts[progress.rank]
-
-
-class Way(NamedTuple):
-    """A way of training.
-
-    Attributes:
-        exchange: What is averaged.
-        clock: When a round ends.
-        hidden: Seconds of each exchange that pass before its launch, behind the backward pass.
-    """
-
-    exchange: Exchange
-    clock: Clock
-    hidden: float = 0.0
+ALL = tuple(name for name in ALGORITHMS if name != "ideal")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured.
+    """What is compared.
 
     Args:
-        speeds: Of the ranks; one of speed 1 takes ``micro_batch`` seconds for a micro-batch.
-        micro_batch: Seconds.
-        exchanges: Seconds of an exchange: one comparison each.
-        learning_rates: That each way is tried with, without momentum. With momentum m they are multiplied by 1 − m, so
-            that a gradient moves the model as far in the long run.
-        momenta: That each way is tried with, combined with each of the learning rates.
-        target: Test accuracy to reach, the mean of the last three evaluations.
-        seeds: Of data split, model and order; the median counts.
-        limit: Seconds after which a run is given up.
-        steps: H of local SGD, and β of algorithm 2.
+        clusters: On which.
+        task: Name of what is trained, in :data:`horovod_abs.bench.tasks.TASKS`.
+        algorithms: Names, in :data:`horovod_abs.bench.algorithms.ALGORITHMS`.
+        exchanges: Names, in :data:`EXCHANGES`; all are tuned at the medium one.
+        target: Accuracy to reach; the task's by default.
+        trials: To tune each algorithm with, on each cluster.
+        seeds: So many runs are reported.
+        budget: Samples, in place of the task's.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or a name is unknown.
     """
 
-    speeds: tuple[float, ...] = (1.0, 1.0, 0.5, 0.25)
-    micro_batch: float = 0.02
-    exchanges: tuple[float, ...] = (0.02, 0.1, 0.25)
-    learning_rates: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8, 1.6)
-    momenta: tuple[float, ...] = (0.0, 0.9)
-    target: float = 0.95
-    seeds: tuple[int, ...] = (0, 1, 2)
-    limit: float = 90.0
-    steps: int = 8
+    clusters: tuple[ClusterModel, ...]
+    task: str = "mnist"
+    algorithms: tuple[str, ...] = ALL
+    exchanges: tuple[str, ...] = tuple(EXCHANGES)
+    target: float | None = None
+    trials: int = 10
+    seeds: int = 3
+    budget: int | None = None
 
     def __post_init__(self) -> None:
-        numbers = (*self.speeds, self.micro_batch, *self.exchanges, *self.learning_rates, self.limit, self.steps)
-        lists = (self.speeds, self.exchanges, self.learning_rates, self.momenta, self.seeds)
-        if not all(lists) or min(numbers) <= 0:
-            raise ValueError(f"every number must be positive, and there must be one of each: {self}")
-        if not all(0 <= momentum < 1 for momentum in self.momenta):
-            raise ValueError(f"every momentum must be at least 0 and less than 1, got {self.momenta}")
-        if not 0 < self.target < 1:
+        for what, names, known in (
+            ("algorithm", self.algorithms, ALL),
+            ("exchange", self.exchanges, EXCHANGES),
+            ("task", (self.task,), TASKS),
+        ):
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"{name!r} is no {what}: one of {', '.join(known)}")
+            if not names:
+                raise ValueError(f"there must be at least one {what}")
+        if not self.clusters or min(self.trials, self.seeds) < 1:
+            raise ValueError("there must be at least one cluster, one trial and one seed")
+        if self.target is not None and not 0 < self.target < 1:
             raise ValueError(f"target must be between 0 and 1, got {self.target}")
 
     @property
-    def seconds(self) -> tuple[float, ...]:
-        """Of a micro-batch, by rank."""
-        return tuple(self.micro_batch / speed for speed in self.speeds)
+    def chosen(self) -> Task:
+        """What is trained."""
+        task = TASKS[self.task]
+        return dataclasses.replace(task, target=self.target or task.target, budget=self.budget or task.budget)
 
-    def ways(self) -> dict[str, Way]:
-        """The ways of training, by name."""
-        ones = [1] * len(self.speeds)
-        by_speed = [max(1, round(speed / min(self.speeds))) for speed in self.speeds]
-        beta = CountClock(self.steps)
-        return {
-            "synchronous": Way(Gradients(delay=0), CountBySpeed(ones), self._hidden(ones)),
-            "dynamic batches": Way(Gradients(delay=0), CountBySpeed(by_speed), self._hidden(by_speed)),
-            f"local SGD, H = {self.steps}": Way(ModelUpdates(self.steps, "workers"), beta),
-            "ABS-SGD as published": Way(Gradients(), SyncClock()),
-            "ABS-SGD, taylor": Way(Gradients(staleness="taylor"), SyncClock()),
-            "ABS-SGD, lookahead": Way(Gradients(staleness="lookahead"), SyncClock()),
-            f"model updates, algorithm 2, β = {self.steps}": Way(ModelUpdates(2 * self.steps, "workers"), beta),
-            "model updates, SyncClock": Way(ModelUpdates(64), SyncClock()),
-        }
-
-    def tries(self) -> list[tuple[float, float]]:
-        """Pairs of learning rate and momentum, from the middle of the list outwards: the sooner one is good, the better
-        can others be given up.
-        """
-        middle = (len(self.learning_rates) - 1) / 2
-        order = sorted(range(len(self.learning_rates)), key=lambda index: abs(index - middle))
-        pairs = product((self.learning_rates[index] for index in order), self.momenta)
-        return [(round(rate * (1 - momentum), 9), momentum) for rate, momentum in pairs]
-
-    def _hidden(self, counts: Sequence[int]) -> float:
-        """The time from when all ranks are in their last backward pass until all have ended it."""
-        ends = [count * seconds for count, seconds in zip(counts, self.seconds, strict=True)]
-        begins = [end - BACKWARD * seconds for end, seconds in zip(ends, self.seconds, strict=True)]
-        return max(ends) - max(begins)
+    @property
+    def runs(self) -> int:
+        """The most runs that it takes; trials of few neighbours are fewer."""
+        reported = len(self.exchanges) * self.seeds
+        return len(self.clusters) * len(self.algorithms) * (self.trials + reported) + self.trials + self.seeds
 
 
-QUICK = Setting(exchanges=(0.1,), learning_rates=(0.1, 0.2), momenta=(0.9,), target=0.8, seeds=(0,), limit=12.0)
+def quick(setting: Setting) -> Setting:
+    """The same with so little that it takes less than a minute."""
+    few = ("synchronous", "asynchronous", "abs", "updates")
+    return dataclasses.replace(
+        setting, clusters=setting.clusters[:1], algorithms=few, target=0.8, trials=2, seeds=1, budget=20_000
+    )
+
+
+class Job(NamedTuple):
+    """One run.
+
+    Attributes:
+        algorithm: Its name.
+        task: What is trained.
+        cluster: On which.
+        exchange: Seconds.
+        trial: With what.
+        seed: Of model, order and cluster.
+        tuning: Whether the validation images count.
+        limit: Virtual seconds.
+    """
+
+    algorithm: str
+    task: str
+    target: float
+    budget: int
+    cluster: ClusterModel
+    exchange: float
+    trial: Trial
+    seed: int
+    tuning: bool
+    limit: float
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
+    """What came of it.
 
     Attributes:
-        seconds: Virtual time until the target; infinite if it was given up before.
-        curve: Virtual time, samples and test accuracy of each evaluation.
+        seconds: Virtual time until the target; infinite if it was not reached in time.
+        curve: Virtual time, samples and accuracy of each evaluation.
     """
 
     seconds: float
     curve: tuple[tuple[float, float, float], ...]
 
+    @property
+    def best(self) -> float:
+        """The highest accuracy."""
+        return max((accuracy for _, _, accuracy in self.curve), default=0.0)
+
 
 class _Ended(Exception):
-    """The run has reached its target, or will not."""
+    """The run has reached its target, or has diverged."""
 
 
-def train(
-    way: Way, exchange_seconds: float, learning_rate: float, momentum: float, seed: int, setting: Setting, limit: float
-) -> Run:
-    """Train until the run reaches the target, or is given up: after ``limit`` virtual seconds, or far behind."""
-    train_set, test_set = _halved(seed)
-    torch.manual_seed(seed)
-    first = Network()
-    batches = _Batches(train_set, seed)
+def train(job: Job) -> Run:
+    """One run, until it reaches the target, or its time is over, or it has diverged."""
+    torch.set_num_threads(1)  # the models are so small that more would be slower
+    task = dataclasses.replace(TASKS[job.task], target=job.target, budget=job.budget)
+    train_set, validation, test = task.data()
+    held_out = validation if job.tuning else test
+    training = ALGORITHMS[job.algorithm].make(Made(task, job.cluster, job.exchange, job.trial, job.seed, train_set))
     curve: list[tuple[float, float, float]] = []
-    result = math.inf
+    result, before, idle = math.inf, 0.0, 0
 
-    def rank(seconds: float) -> VirtualRank:
-        model = copy.deepcopy(first)
-        optimizer = torch.optim.SGD(model.parameters(), learning_rate, momentum=momentum)
-        return VirtualRank(model, optimizer, lambda: batches.gradients(model), lambda: seconds)
-
-    def evaluate() -> None:
-        nonlocal result
-        if training.samples < (curve[-1][1] if curve else 0.0) + EVALUATE_EVERY:
+    def updated() -> None:
+        nonlocal result, before, idle
+        samples = float(training.samples)
+        before, idle = samples, idle + 1 if samples == before else 0
+        if idle == STUCK:
+            raise _Ended
+        if task.one_cycle:
+            training.set_rate(job.trial.rate * task.factor(samples))
+        if samples < (curve[-1][1] if curve else 0.0) + task.evaluate_every:
             return
-        with training.ranks[0].payload.authoritative():
-            curve.append((training.now, training.samples, mnist.accuracy(training.ranks[0].model, test_set)))
-        last = [point[2] for point in curve[-SMOOTHED:]]
-        if len(last) < SMOOTHED:
-            return
-        if fmean(last) >= setting.target:
+        curve.append((training.now, samples, training.accuracy(lambda model: mnist.accuracy(model, held_out))))
+        if len(curve) > 1 and min(accuracy for _, _, accuracy in curve[-2:]) >= task.target:
             result = training.now
-            raise _Ended
-        if max(last) < setting.target - FAR * (limit / training.now - 1):
+        behind = task.target - max(accuracy for _, _, accuracy in curve)
+        far = not task.one_cycle and behind > FAR and training.now > job.limit / 2
+        if math.isfinite(result) or training.now >= job.limit or far or _hopeless(curve):
             raise _Ended
 
-    left = max(exchange_seconds - way.hidden, 0.0)
-    training = VirtualTraining([rank(seconds) for seconds in setting.seconds], way.exchange, way.clock, lambda _: left)
-    training.ranks[0].driver.on_merge.append(evaluate)
+    if task.one_cycle:
+        training.set_rate(job.trial.rate * task.factor(0.0))
     with suppress(_Ended):
-        training.run(lambda rank: training.now < limit)
+        training.go(job.limit, updated)
     return Run(result, tuple(curve))
 
 
-def _halved(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """The example's images at half their width and height."""
-    return tuple(  # type: ignore[return-value]
-        TensorDataset(nn.functional.avg_pool2d(images, 2), labels)
-        for images, labels in (data.tensors for data in mnist.load(seed=seed))
+def _hopeless(curve: Sequence[tuple[float, float, float]]) -> bool:
+    """Whether after two epochs a model still guesses."""
+    return len(curve) >= 8 and max(accuracy for _, _, accuracy in curve[-4:]) < 0.2
+
+
+class Runs:
+    """Does runs, each once: what a folder holds is not done again.
+
+    Args:
+        folder: Where; made if it does not exist.
+        pool: Processes that do them.
+        bar: Moves with each.
+    """
+
+    def __init__(self, folder: Path, pool: Executor | None, bar: tqdm[NoReturn]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._pool = pool
+        self._bar = bar
+
+    def all(self, jobs: Sequence[Job]) -> list[Run]:
+        """The runs, in the order of the jobs."""
+        futures = [self._begin(job) for job in jobs]
+        return [self._end(job, future) for job, future in zip(jobs, futures, strict=True)]
+
+    def _begin(self, job: Job) -> Future[Run] | Run:
+        path = self._path(job)
+        if path.exists():
+            told = json.loads(path.read_text())
+            return Run(told["seconds"] or math.inf, tuple(tuple(point) for point in told["curve"]))
+        return self._pool.submit(train, job) if self._pool else train(job)
+
+    def _end(self, job: Job, future: Future[Run] | Run) -> Run:
+        run = future.result() if isinstance(future, Future) else future
+        path = self._path(job)
+        if not path.exists():
+            partial = path.with_suffix(f".{os.getpid()}-{id(job)}")
+            partial.write_text(json.dumps({"job": repr(job), "seconds": _or_none(run.seconds), "curve": run.curve}))
+            partial.replace(path)
+        self._bar.update(1)
+        return run
+
+    def _path(self, job: Job) -> Path:
+        return self._folder / f"{hashlib.sha256(repr(job).encode()).hexdigest()[:24]}.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an algorithm does on a cluster.
+
+    Attributes:
+        cluster, algorithm: Names.
+        trial: The best that was tried.
+        settled: Whether all its neighbours on the grid were tried too.
+        tried: Seconds of each trial, ``None`` for a miss: rate, momentum, steps, seconds.
+        seconds: By exchange, of each seed; ``None`` for a miss.
+        medians: By exchange; a miss counts as the limit.
+        curves: By exchange, of the run in the middle.
+        limit: Virtual seconds.
+    """
+
+    cluster: str
+    algorithm: str
+    trial: Trial
+    settled: bool
+    tried: list[tuple[float, float, int, float | None]]
+    seconds: dict[str, list[float | None]]
+    medians: dict[str, float]
+    curves: dict[str, tuple[tuple[float, float, float], ...]]
+    limit: float
+
+
+def compare_one(algorithm: str, cluster: ClusterModel, setting: Setting, runs: Runs) -> Outcome:
+    """Tune an algorithm on a cluster, and measure it."""
+    task = setting.chosen
+    limit = task.budget / cluster.ideal
+    slowest = max(rank.mean_seconds(cluster.samples) for rank in cluster.ranks) if cluster.size > 1 else 0.0
+    steps = ALGORITHMS[algorithm].steps
+    best = math.inf
+
+    def trial(point: Point) -> Trial:
+        momentum = MOMENTA[point[1]]
+        return Trial(
+            round(task.rate * 2.0 ** point[0] * (1 - momentum), 9), momentum, int((steps or 1) * 2.0 ** point[2])
+        )
+
+    def job(tried: Trial, exchange: float, seed: int, within: float, *, tuning: bool) -> Job:
+        return Job(
+            algorithm, setting.task, task.target, task.budget, cluster, exchange * slowest, tried, seed, tuning, within
+        )
+
+    def attempt(point: Point) -> tuple[float, float]:
+        nonlocal best
+        within = min(limit, HOPELESS * best)
+        [run] = runs.all([job(trial(point), EXCHANGES["medium"], TUNING_SEED, within, tuning=True)])
+        best = min(best, run.seconds)
+        return run.seconds, -run.best
+
+    least = 1 - (steps or 1).bit_length()  # one micro-batch
+    bounds = ((None, None), (0, len(MOMENTA) - 1), (least, least + LONGEST) if steps else (0, 0))
+    search = Search((0, 1, 0), bounds, setting.trials, attempt)
+    chosen = trial(search.ranking()[0])
+    exchanges = setting.exchanges if algorithm != "ideal" else ("medium",)
+    jobs = [job(chosen, EXCHANGES[e], seed, limit, tuning=False) for e in exchanges for seed in range(setting.seeds)]
+    done = runs.all(jobs)
+    by_exchange = {e: done[n * setting.seeds : (n + 1) * setting.seeds] for n, e in enumerate(exchanges)}
+    return Outcome(
+        cluster.name,
+        algorithm,
+        chosen,
+        search.settled,
+        [(*trial(point), _or_none(score[0])) for point, score in search.scores.items()],
+        {e: [_or_none(run.seconds) for run in found] for e, found in by_exchange.items()},
+        {e: median(min(run.seconds, limit) for run in found) for e, found in by_exchange.items()},
+        {e: sorted(found, key=lambda run: run.seconds)[len(found) // 2].curve for e, found in by_exchange.items()},
+        limit,
     )
 
 
-class _Batches:
-    """Micro-batches of one shuffled pass after the other, handed out in the order in which ranks ask."""
+def measure(setting: Setting, folder: Path, *, jobs: int = 1) -> dict[str, Any]:
+    """Compare all algorithms on all clusters, and return the result as plain values.
 
-    def __init__(self, data: TensorDataset, seed: int) -> None:
-        self._images, self._labels = data.tensors
-        self._random = np.random.default_rng(seed)
-        self._order: list[torch.Tensor] = []
-
-    def gradients(self, model: nn.Module) -> float:
-        """Leave those of the next micro-batch in a model; returns its samples."""
-        if not self._order:
-            passing = torch.from_numpy(self._random.permutation(len(self._labels)))
-            self._order = list(passing.split(MICRO_BATCH))
-        chosen = self._order.pop()
-        model.zero_grad()
-        nn.functional.cross_entropy(model(self._images[chosen]), self._labels[chosen]).backward()
-        return float(len(chosen))
-
-
-def measure(setting: Setting) -> dict[str, Any]:
-    """Try all ways with all learning rates and momenta, and return the result as plain values."""
-    ways, best, tried = setting.ways(), [], []
-    finalists = min(FINALISTS, len(setting.tries()))
-    total = len(ways) * len(setting.exchanges) * (len(setting.tries()) + finalists * (len(setting.seeds) - 1))
-    with open_bar(total) as bar, _one_thread():
-        for seconds in setting.exchanges:
-            for name, way in ways.items():
-                bar.set_description_str(f"{name}, exchange {seconds:g} s ", refresh=False)
-                found = _tune(way, seconds, setting, finalists, bar)
-                told = [{"way": name, "exchange": seconds, **each.to_dict()} for each in found]
-                tried += told
-                best.append({**told[0], "curve": found[0].shown.curve})
-    return {"best": best, "tried": tried, "network": Network.__doc__, "setting": asdict(setting)}
-
-
-@dataclass
-class _Tried:
-    """What a way does with one learning rate and momentum: a run for each seed that was tried."""
-
-    rate: float
-    momentum: float
-    runs: list[Run]
-
-    @property
-    def median(self) -> float:
-        return median(run.seconds for run in self.runs)
-
-    @property
-    def shown(self) -> Run:
-        """The run in the middle."""
-        return sorted(self.runs, key=lambda run: run.seconds)[(len(self.runs) - 1) // 2]
-
-    def to_dict(self) -> dict[str, Any]:
-        seconds = [_or_none(run.seconds) for run in self.runs]
-        return {"rate": self.rate, "momentum": self.momentum, "seconds": seconds, "median": _or_none(self.median)}
-
-
-def _tune(way: Way, exchange: float, setting: Setting, finalists: int, bar: tqdm[NoReturn]) -> list[_Tried]:
-    """Everything that was tried with a way, best first; the first ones with all seeds."""
-    first, *others = setting.seeds
-    tried: list[_Tried] = []
-    for rate, momentum in setting.tries():
-        limit = min([setting.limit, *(HOPELESS * each.median for each in tried)])
-        tried.append(_Tried(rate, momentum, [train(way, exchange, rate, momentum, first, setting, limit)]))
-        bar.update(1)
-    tried.sort(key=lambda each: each.median)
-    for each in tried[:finalists]:
-        limit = min(setting.limit, 2 * HOPELESS * tried[0].runs[0].seconds)
-        for seed in others:
-            if math.isfinite(each.runs[0].seconds):
-                each.runs.append(train(way, exchange, each.rate, each.momentum, seed, setting, limit))
-            bar.update(1)
-    return sorted(tried[:finalists], key=lambda each: each.median) + tried[finalists:]
+    Args:
+        setting: What is compared.
+        folder: Of runs that were done; more are added.
+        jobs: Processes.
+    """
+    reference = ideal(setting.clusters[0])
+    cells = [("ideal", reference)] + [(name, cluster) for cluster in setting.clusters for name in setting.algorithms]
+    with open_bar(setting.runs) as bar, _processes(jobs) as pool, ThreadPoolExecutor(max(jobs, 1)) as threads:
+        runs = Runs(folder, pool, bar)
+        outcomes = list(threads.map(lambda cell: compare_one(cell[0], cell[1], setting, runs), cells))
+    best, *others = outcomes
+    task = setting.chosen
+    samples = best.medians["medium"] * reference.ideal
+    return {
+        "task": {"name": task.name, "target": task.target, "budget": task.budget},
+        "setting": {"trials": setting.trials, "seeds": setting.seeds, "exchanges": list(setting.exchanges)},
+        "clusters": {
+            cluster.name: {"ideal_rate": cluster.ideal, "ideal_seconds": samples / cluster.ideal}
+            for cluster in setting.clusters
+        },
+        "ideal": asdict(best),
+        "outcomes": [asdict(outcome) for outcome in others],
+    }
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """The network is so small that more than one would be slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _processes(jobs: int) -> Iterator[Executor | None]:
+    if jobs <= 1:
+        yield None
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _be_quiet) as pool:
+        yield pool
+
+
+def _be_quiet() -> None:
+    """That a trial diverges is no news."""
+    logging.getLogger("horovod_abs").setLevel(logging.ERROR)
 
 
 def _or_none(seconds: float) -> float | None:
     return seconds if math.isfinite(seconds) else None
-
-
-def to_table(result: Mapping[str, Any]) -> Table:
-    """:func:`measure` for people."""
-    setting = result["setting"]
-    speeds = ", ".join(f"{speed:g}" for speed in setting["speeds"])
-    table = Table(
-        title=f"Virtual seconds to {setting['target']:.1%} test accuracy, speeds {speeds}",
-        caption=f"median of {len(setting['seeds'])} seeds, with the best learning rate and momentum of "
-        f"{len(setting['learning_rates']) * len(setting['momenta'])}; a micro-batch of {MICRO_BATCH} takes "
-        f"{setting['micro_batch']:g} s at speed 1",
-    )
-    table.add_column("")
-    for seconds in setting["exchanges"]:
-        table.add_column(f"exchange {seconds:g} s", justify="right")
-    cells = {(each["way"], each["exchange"]): each for each in result["best"]}
-    for way in dict.fromkeys(each["way"] for each in result["best"]):
-        table.add_row(way, *(_cell(cells[way, seconds], setting["limit"]) for seconds in setting["exchanges"]))
-    return table
-
-
-def _cell(each: Mapping[str, Any], limit: float) -> str:
-    if each["median"] is None:
-        return f"> {limit:g}"
-    return f"{each['median']:.1f} ({each['rate']:g}, {each['momentum']:g})"
-
-
-def draw(result: Mapping[str, Any]) -> Figure:
-    """For each exchange time the medians with a dot for each seed, above accuracy against time of the run between."""
-    exchanges = result["setting"]["exchanges"]
-    figure = Figure(figsize=(4.4 * len(exchanges) + 1.5, 7), layout="constrained")
-    rows = figure.subplots(2, len(exchanges), squeeze=False, sharey="row")
-    for column, seconds in enumerate(exchanges):
-        best = [each for each in result["best"] if each["exchange"] == seconds]
-        _draw_times(rows[0][column], best, result["setting"], f"Exchange {seconds:g} s")
-        _draw_curves(rows[1][column], best, result["setting"])
-    rows[1][0].set_ylabel("test accuracy")
-    return figure
-
-
-def _draw_times(axes: Axes, best: Sequence[Mapping[str, Any]], setting: Mapping[str, Any], title: str) -> None:
-    names = [each["way"] for each in best]
-    shown = [setting["limit"] if each["median"] is None else each["median"] for each in best]
-    axes.barh(names, shown, color=[f"C{index}" for index in range(len(best))])
-    for each, end in zip(best, shown, strict=True):
-        reached = [seconds for seconds in each["seconds"] if seconds is not None]
-        axes.plot(reached, [each["way"]] * len(reached), linestyle="", marker=".", color="black", markersize=4)
-        label = f"> {setting['limit']:g}" if each["median"] is None else f"{each['median']:.1f}"
-        right = (max([end, *reached]), each["way"])
-        axes.annotate(label, right, (6, 0), textcoords="offset points", va="center", fontsize="small")
-    axes.margins(x=0.18)
-    axes.set_ylim(len(best) - 0.4, -0.6)  # the first way on top; the axis is shared
-    axes.set(xlabel=f"virtual seconds to {setting['target']:.0%}", title=title)
-    axes.grid(alpha=0.3, axis="x")
-
-
-def _draw_curves(axes: Axes, best: Sequence[Mapping[str, Any]], setting: Mapping[str, Any]) -> None:
-    for each in best:
-        points = np.array(each["curve"]).reshape(-1, 3)
-        if len(points) >= SMOOTHED:
-            smooth = np.convolve(points[:, 2], np.full(SMOOTHED, 1 / SMOOTHED), "valid")
-            axes.plot(points[SMOOTHED - 1 :, 0], smooth, linewidth=1.2)
-        else:
-            axes.plot([], [])  # keeps its colour
-    axes.axhline(setting["target"], color="gray", linestyle=":", linewidth=1)
-    axes.set_ylim(max(setting["target"] - 0.15, 0), min(setting["target"] + 0.02, 1))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("virtual seconds")
-    axes.grid(alpha=0.3)

@@ -1,12 +1,10 @@
-"""ResNet-18 for small images, at full width: 62 tensors, 11,173,962 parameters."""
+"""ResNet-18 for small images; at full width 62 tensors, 11,173,962 parameters."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 from torch.nn import functional
-
-_WIDTHS = (64, 128, 256, 512)
 
 
 class _Block(nn.Module):
@@ -26,21 +24,27 @@ class _Block(nn.Module):
 
 
 class ResNet18(nn.Sequential):
-    """Takes images of shape ``(batch, 3, height, width)`` with sides of at least 8.
+    """Takes images of shape ``(batch, channels, height, width)`` with sides of at least 8.
+
+    Args:
+        classes: Of the images.
+        width: Of the first stage; doubles with each of the four.
+        channels: Of the images.
 
     References:
         He et al., "Deep Residual Learning for Image Recognition", arXiv 1512.03385: the 18-layer network of table 1,
         with the 3×3 stem that is usual for small images.
     """
 
-    def __init__(self, classes: int = 10) -> None:
+    def __init__(self, classes: int = 10, *, width: int = 64, channels: int = 3) -> None:
         layers: list[nn.Module] = [
-            nn.Conv2d(3, _WIDTHS[0], 3, padding=1, bias=False),
-            nn.BatchNorm2d(_WIDTHS[0]),
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
             nn.ReLU(),
         ]
-        channels = _WIDTHS[0]
-        for stage, width in enumerate(_WIDTHS):
-            layers += [_Block(channels, width, 1 if stage == 0 else 2), _Block(width, width, 1)]
-            channels = width
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+        before = width
+        for stage in range(4):
+            after = width * 2**stage
+            layers += [_Block(before, after, 1 if stage == 0 else 2), _Block(after, after, 1)]
+            before = after
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))

@@ -22,9 +22,8 @@ from horovod_abs.core.ledger import Column, Entry
 from horovod_abs.sim.baselines import ProportionalSteps, dynamic_batches
 from horovod_abs.sim.cluster import Compute, Program, Starve, Stream, VirtualCluster
 from horovod_abs.sim.models import ClusterModel, Sampler
+from horovod_abs.sim.servers import BACKWARD
 
-BACKWARD = 2 / 3
-"""Share of the backward pass in a micro-batch's time."""
 LOCAL_STEPS = 8
 """Micro-batches between two averages of local SGD."""
 EPOCH = 50

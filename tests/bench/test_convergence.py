@@ -3,109 +3,187 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tqdm import tqdm
 from typer.testing import CliRunner
 
 from horovod_abs.bench import convergence
+from horovod_abs.bench.algorithms import ALGORITHMS, Trial, ideal
 from horovod_abs.bench.cli import app
-from horovod_abs.bench.convergence import QUICK, Run, Setting, Way, train
+from horovod_abs.bench.convergence import ALL, Job, Run, Runs, Setting, compare_one, train
+from horovod_abs.plan.clusters import load
+from horovod_abs.sim.models import ClusterModel
+from horovod_abs.sim.network import Measured
+from horovod_abs.sim.speeds import Cost, RankModel
 
-SMALL = replace(QUICK, target=0.6)
+STEADY = ClusterModel(
+    "steady", tuple(RankModel(Cost(0.0, 1 / 1024), speed) for speed in (1, 1, 0.5, 0.25)), Measured(0.1)
+)
+"""Micro-batches of 16 take 1/64, 1/64, 1/32 and 1/16 s: sums of such times are exact."""
+SLOWEST = 1 / 16
 
 
-def seconds(name: str, exchange: float) -> float:
-    return train(SMALL.ways()[name], exchange, 0.02, 0.9, 0, SMALL, 60.0).seconds
+def job(algorithm: str, exchange: float, *, limit: float = 4.0, cluster: ClusterModel = STEADY, **changes: Any) -> Job:
+    steps = ALGORITHMS[algorithm].steps or 1
+    made = Job(algorithm, "mnist", 0.999, 10**9, cluster, exchange, Trial(0.02, 0.9, steps), 0, True, limit)
+    return made._replace(**changes)
 
 
-def rate(name: str, exchange: float) -> float:
+def rate(algorithm: str, exchange: float) -> float:
     """Samples in a second."""
-    seconds, samples, _ = train(SMALL.ways()[name], exchange, 0.02, 0.9, 0, SMALL, 60.0).curve[-1]
+    seconds, samples, _ = train(job(algorithm, exchange, limit=12.0)).curve[-1]
     return samples / seconds
 
 
 def test_who_waits_for_the_network_is_slowed_down_by_it_and_who_does_not_is_not() -> None:
-    fast, slow = 0.01, 0.4
-    assert rate("synchronous", slow) == pytest.approx(rate("synchronous", fast) * 0.08 / (0.08 + slow - 0.16 / 3))
-    assert rate("dynamic batches", slow) < 0.4 * rate("dynamic batches", fast)
-    assert 0.85 < rate("model updates, SyncClock", slow) / rate("model updates, SyncClock", fast) < 1.15
+    fast, slow = 1 / 64, 1 / 2
+    waiting = SLOWEST + slow - 2 / 3 * SLOWEST
+    assert rate("synchronous", slow) == pytest.approx(64 / waiting, rel=0.02)
+    assert rate("dynamic", slow) < 0.4 * rate("dynamic", fast)
+    assert 0.85 < rate("updates", slow) / rate("updates", fast) < 1.15
 
 
 def test_the_backward_pass_hides_what_it_hides_of_an_exchange() -> None:
-    """Equal batches end with the slowest rank's backward pass of 0.053 s, dynamic ones with one of 0.013 s for all."""
-    ways = Setting().ways()
-    assert ways["synchronous"].hidden == pytest.approx(2 / 3 * 0.08)
-    assert ways["dynamic batches"].hidden == pytest.approx(2 / 3 * 0.02)
-    assert all(way.hidden == 0 for name, way in ways.items() if name not in ("synchronous", "dynamic batches"))
-    assert seconds("synchronous", 0.05) == seconds("synchronous", 0.001), "wholly hidden"
+    wholly = rate("synchronous", 2 / 3 * SLOWEST)
+    assert wholly == pytest.approx(64 / SLOWEST, rel=0.02)
+    assert rate("synchronous", SLOWEST) < 0.9 * wholly
+
+
+@pytest.mark.parametrize("name", ["dynamic", "steered"])
+def test_batches_by_speed_let_nobody_wait(name: str) -> None:
+    """After the first epoch all ranks take as long, and the exchange is hidden."""
+    curve = train(job(name, 0.001, limit=6.0)).curve
+    (begin, first, _), (end, last, _) = curve[len(curve) // 2], curve[-1]
+    assert (last - first) / (end - begin) == pytest.approx(STEADY.ideal, rel=0.08)
 
 
 def test_local_sgd_goes_on_from_the_average() -> None:
     """Nothing is in flight while a rank computes: after each exchange all have the same model."""
-    setting = replace(SMALL, micro_batch=1 / 64)  # sums of such times are exact, so that ranks ask in the same order
-    way = setting.ways()["local SGD, H = 8"]
-    slower, faster = (train(way, exchange, 0.02, 0.9, 0, setting, 60.0).curve for exchange in (0.125, 0.25))
+    slower, faster = (train(job("local", exchange, limit=5.0)).curve for exchange in (0.25, 0.125))
     rounds = [samples / (4 * 8 * 16) for _, samples, _ in slower]
-    assert [point[0] for point in slower] == pytest.approx([number * (8 / 16 + 0.125) for number in rounds])
-    assert [point[1:] for point in slower] == [point[1:] for point in faster], "only the time depends on the network"
+    assert [point[0] for point in slower] == pytest.approx([number * (8 * SLOWEST + 0.25) for number in rounds])
+    same = min(len(slower), len(faster))
+    assert [point[1:] for point in slower[:same]] == [point[1:] for point in faster[:same]], (
+        "only the time depends on it"
+    )
 
 
-def test_a_run_that_takes_too_long_or_is_far_behind_is_given_up() -> None:
-    way = SMALL.ways()["synchronous"]
-    assert train(way, 0.1, 0.02, 0.9, 0, SMALL, 0.5) == Run(math.inf, ())
-    diverged = train(way, 0.1, 5.0, 0.9, 0, SMALL, 60.0)
+def test_local_sgd_by_speed_lets_quick_ranks_do_more() -> None:
+    assert rate("proportional", 0.01) > 2 * rate("local", 0.01)
+
+
+def test_the_ideal_machine_is_as_quick_as_all_together() -> None:
+    seconds, samples, _ = train(job("ideal", 0.0, cluster=ideal(STEADY), limit=2.0)).curve[-1]
+    assert samples / seconds == pytest.approx(STEADY.ideal, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_algorithm_learns_and_is_repeatable(name: str) -> None:
+    small = job(name, 0.05, limit=30.0, target=0.6, trial=Trial(0.01, 0.0, ALGORITHMS[name].steps or 1))
+    run = train(small)
+    assert 0 < run.seconds < 30
+    assert run.best >= 0.6
+    assert train(small) == run
+
+
+def test_reached_are_two_evaluations_in_a_row() -> None:
+    run = train(job("updates", 0.05, target=0.6, limit=30.0))
+    good = [accuracy >= 0.6 for _, _, accuracy in run.curve]
+    assert good[-2:] == [True, True]
+    assert not any(a and b for a, b in pairwise(good[:-1]))
+    assert run.seconds == run.curve[-1][0]
+
+
+def test_a_run_ends_when_its_time_is_over_or_it_has_diverged() -> None:
+    assert train(job("synchronous", 0.1, limit=0.1)) == Run(math.inf, ())
+    diverged = train(job("synchronous", 0.01, limit=60.0, trial=Trial(50.0, 0.9, 1)))
     assert diverged.seconds == math.inf
-    assert diverged.curve[-1][0] < 30
+    assert len(diverged.curve) <= 8
 
 
-def test_all_ways_get_the_same_effort_and_the_least_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best two with one seed are tried with the others; tries are given up when they cannot be the best."""
-    times = {(0.2, 0): 9.0, (0.2, 1): 30.0, (0.2, 2): 20.0, (0.1, 0): 10.0, (0.1, 1): 11.0, (0.1, 2): 12.0}
-    tried = []
+def fake(found: dict[Trial, float], seen: list[Job]) -> Any:
+    def train(job: Job) -> Run:
+        seen.append(job)
+        seconds = found.get(job.trial, math.inf) + job.seed % 1000
+        return Run(seconds if seconds <= job.limit else math.inf, ())
 
-    def fake(way: Way, exchange: float, rate: float, momentum: float, seed: int, setting: Setting, limit: float) -> Run:
-        tried.append((rate, seed, limit))
-        found = times.get((rate, seed), math.inf)
-        return Run(found if found <= limit else math.inf, ((0.0, 0.0, 0.0),) * seed)
-
-    monkeypatch.setattr(convergence, "train", fake)
-    setting = Setting(learning_rates=(0.1, 0.2, 0.4), momenta=(0.0,), limit=50.0)
-    best, second, third = convergence._tune(setting.ways()["synchronous"], 0.1, setting, 2, tqdm(disable=True))
-    assert tried[:3] == [(0.2, 0, 50.0), (0.1, 0, 13.5), (0.4, 0, 13.5)]
-    assert tried[3:] == [(0.2, 1, 27.0), (0.2, 2, 27.0), (0.1, 1, 27.0), (0.1, 2, 27.0)]
-    assert (best.rate, best.median, len(best.shown.curve)) == (0.1, 11.0, 1)
-    assert (second.rate, second.median) == (0.2, 20.0)
-    assert third.to_dict() == {"rate": 0.4, "momentum": 0.0, "seconds": [None], "median": None}
+    return train
 
 
-def test_learning_rates_are_as_long_in_the_long_run_whatever_the_momentum() -> None:
-    setting = Setting(learning_rates=(0.1, 0.2, 0.4), momenta=(0.0, 0.9))
-    assert setting.tries() == [(0.2, 0.0), (0.02, 0.9), (0.1, 0.0), (0.01, 0.9), (0.4, 0.0), (0.04, 0.9)]
+def test_tuning_and_reporting_use_other_images_and_other_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Job] = []
+    best = Trial(0.08, 0.9, 1)
+    monkeypatch.setattr(convergence, "train", fake({Trial(0.04, 0.9, 1): 9.0, best: 6.0}, seen))
+    setting = Setting((STEADY,), algorithms=("abs",), trials=5)
+    outcome = compare_one("abs", STEADY, setting, Runs(tmp_path, None, tqdm(disable=True)))
+    tuning, reported = seen[:5], seen[5:]
+    assert all(each.tuning and each.seed == 1000 and each.exchange == 1.25 * SLOWEST for each in tuning)
+    limit = setting.chosen.budget / STEADY.ideal
+    assert [each.limit for each in tuning] == [limit, 13.5, 9.0, 9.0, 9.0]
+    assert [(each.exchange / SLOWEST, each.seed, each.trial, each.tuning, each.limit) for each in reported] == [
+        (exchange, seed, best, False, limit) for exchange in (0.25, 1.25, 3.1) for seed in range(3)
+    ]
+    assert outcome.trial == best
+    assert outcome.settled
+    assert outcome.medians == {"short": 7.0, "medium": 7.0, "long": 7.0}
+    assert outcome.seconds["long"] == [6.0, 7.0, 8.0]
+
+
+def test_runs_that_are_done_are_not_done_again_and_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Job] = []
+    monkeypatch.setattr(convergence, "train", fake({Trial(0.02, 0.9, 1): 1.0}, seen))
+    runs = Runs(tmp_path, None, tqdm(disable=True))
+    jobs = [job("abs", 0.1), job("abs", 0.2), job("abs", 0.1, cluster=replace(STEADY, samples=8))]
+    first = runs.all(jobs)
+    assert runs.all(jobs) == first
+    assert seen == jobs
 
 
 @pytest.mark.parametrize(
-    "values", [{"speeds": ()}, {"limit": 0.0}, {"target": 1.0}, {"exchanges": (0.0,)}, {"momenta": (1.0,)}]
+    ("changes", "message"),
+    [
+        ({"algorithms": ("abs", "x")}, "'x' is no algorithm: one of synchronous"),
+        ({"algorithms": ("ideal",)}, "no algorithm"),
+        ({"exchanges": ("endless",)}, "no exchange"),
+        ({"exchanges": ()}, "at least one exchange"),
+        ({"task": "imagenet"}, "no task"),
+        ({"target": 1.5}, "between 0 and 1"),
+        ({"trials": 0}, "at least one"),
+        ({"clusters": ()}, "at least one cluster"),
+    ],
 )
-def test_bad_settings_are_refused(values: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"must be (positive|between|at least)"):
-        Setting(**values)  # type: ignore[arg-type]
+def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Setting(**{"clusters": (STEADY,), **changes})
 
 
-def test_the_command_prints_writes_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convergence, "QUICK", replace(SMALL, learning_rates=(0.2,), limit=4.0))
-    files = ["--json", str(tmp_path / "c.json"), "--plot", str(tmp_path / "c.png")]
-    result = CliRunner().invoke(app, ["convergence", "--quick", *files], env={"COLUMNS": "120"})
+def test_the_command_prints_writes_draws_and_goes_on(tmp_path: Path) -> None:
+    files = [
+        f"--{name}={tmp_path / file}" for name, file in (("json", "c.json"), ("plot", "c.png"), ("report", "R.md"))
+    ]
+    command = ["convergence", "--cluster=permanent", "--quick", "--jobs=1", f"--folder={tmp_path / 'runs'}", *files]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "140"})
     assert result.exit_code == 0, result.output
     assert "model updates, SyncClock" in result.output
     told = json.loads((tmp_path / "c.json").read_text())
-    assert [each["way"] for each in told["best"]] == list(SMALL.ways())
-    by_way = {each["way"]: each["median"] for each in told["best"]}
-    assert 0 < by_way["model updates, SyncClock"] < 4.0
+    assert [each["algorithm"] for each in told["outcomes"]] == ["synchronous", "asynchronous", "abs", "updates"]
+    assert 0 < told["outcomes"][-1]["medians"]["medium"] < told["outcomes"][-1]["limit"]
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert "model updates, SyncClock" in (tmp_path / "R.md").read_text()
+    runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    again = CliRunner().invoke(app, command, env={"COLUMNS": "140"})
+    assert again.exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()} == runs
 
 
-@pytest.mark.parametrize("arguments", [["--momenta", "1"], ["--momenta", "x"], ["--target", "2"], ["--speeds", "0"]])
+@pytest.mark.parametrize("arguments", [["--cluster", "x"], ["--algorithms", "x"], ["--target-accuracy", "2"]])
 def test_bad_options_are_refused(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, ["convergence", *arguments]).exit_code == 2
+
+
+def test_the_presets_are_known() -> None:
+    assert Setting(tuple(load(name) for name in ("permanent", "transient", "mixed"))).runs > 1000
