@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,9 +20,9 @@ from horovod_abs.bench.learners import Central, Replicated
 from horovod_abs.bench.tasks import Batches, Task
 from horovod_abs.bench.virtual import VirtualRank, VirtualTraining
 from horovod_abs.core.clocks import Clock, CountClock, SyncClock
-from horovod_abs.core.ledger import Column, Entry, Ledger
+from horovod_abs.core.ledger import Entry, Ledger
 from horovod_abs.exchanges import Exchange, Gradients, ModelUpdates
-from horovod_abs.sim.baselines import ProportionalSteps, dynamic_batches, steered_batches
+from horovod_abs.sim.baselines import ProportionalSteps, SharedBatches, by_epoch, by_steering
 from horovod_abs.sim.eager import EagerSGD
 from horovod_abs.sim.models import ClusterModel, Sampler
 from horovod_abs.sim.network import Measured
@@ -131,7 +130,7 @@ class _OnEngine:
         exchange: What is averaged.
         clock: When a round ends.
         overlap: Whether the backward pass hides what it can of an exchange, from when all ranks are in their last one.
-        batch: Samples of a rank's next micro-batch, from all that was merged; by default the cluster's.
+        batches: Of the ranks in each round, a micro-batch each; by default micro-batches are as the cluster's.
     """
 
     def __init__(
@@ -141,9 +140,9 @@ class _OnEngine:
         clock: Clock,
         *,
         overlap: bool = False,
-        batch: Callable[[int, Sequence[Entry]], int] | None = None,
+        batches: SharedBatches | None = None,
     ) -> None:
-        first, batches = made.model(), Batches(made.train_set, made.seed)
+        first, data = made.model(), Batches(made.train_set, made.seed)
         speeds = made.cluster.sampler(made.seed)
         backward = [0.0] * made.cluster.size
         self._entries: list[Entry] = []
@@ -154,14 +153,13 @@ class _OnEngine:
 
             def seconds() -> float:
                 nonlocal samples
-                if batch is not None:
-                    merged = self._virtual.ranks[number].driver.engine.ledger.rounds
-                    samples = batch(number, self._entries[:merged])
+                if batches is not None:
+                    samples = batches.of(self._virtual.ranks[number].driver.engine.ledger.rounds, self._entries)[number]
                 taken = speeds.seconds(number, samples, self._virtual.now)
                 backward[number] = self._virtual.now + (1 - BACKWARD) * taken
                 return taken
 
-            return VirtualRank(model, made.optimizer(model), lambda: batches.gradients(model, samples), seconds)
+            return VirtualRank(model, made.optimizer(model), lambda: data.gradients(model, samples), seconds)
 
         def exchange_seconds(_: int) -> float:
             hidden = self._virtual.now - max(backward) if overlap else 0.0
@@ -214,54 +212,19 @@ def _synchronous(made: Made) -> Training:
     return _OnEngine(made, Gradients(delay=0), CountClock(made.trial.steps), overlap=True)
 
 
-def _shared_out(
-    made: Made, next_batches: Callable[[list[int], Sequence[Entry]], list[int]], start: list[int]
-) -> Training:
-    """One batch a round and rank, of sizes that follow from what was merged."""
-    by_round = [start]
-
-    def batch(rank: int, entries: Sequence[Entry]) -> int:
-        while len(by_round) <= len(entries):
-            by_round.append(next_batches(by_round[-1], entries[: len(by_round)]))
-        return by_round[len(entries)][rank]
-
-    return _OnEngine(made, Gradients(delay=0), CountClock(1), overlap=True, batch=batch)
-
-
 def _dynamic(made: Made) -> Training:
-    """DBS: shared out anew at each epoch's end."""
+    """Shared out anew at each epoch's end."""
     total = made.trial.steps * made.cluster.samples * made.cluster.size
-    epoch = max(len(made.train_set) // total, 1)
-
-    def next_batches(batches: list[int], entries: Sequence[Entry]) -> list[int]:
-        if len(entries) % epoch:
-            return batches
-        return dynamic_batches(batches, np.mean([e.column(Column.COMPUTE_SECONDS) for e in entries[-epoch:]], axis=0))
-
-    return _shared_out(made, next_batches, [total // made.cluster.size] * made.cluster.size)
+    return _shared_out(made, by_epoch(made.cluster.size, total, max(len(made.train_set) // total, 1)))
 
 
 def _steered(made: Made) -> Training:
-    """Tyagi and Sharma: a proportional controller on smoothed times, from a start in proportion to the speeds."""
     total = made.trial.steps * made.cluster.samples * made.cluster.size
-    speeds = np.array([made.cluster.mean_rate(rank) for rank in range(made.cluster.size)])
-    start = dynamic_batches([total // made.cluster.size] * made.cluster.size, 1 / speeds)
-    smooth: Any = None
-
-    def next_batches(batches: list[int], entries: Sequence[Entry]) -> list[int]:
-        nonlocal smooth
-        seconds = entries[-1].column(Column.COMPUTE_SECONDS)
-        smooth = seconds if smooth is None else SMOOTHING * seconds + (1 - SMOOTHING) * smooth
-        new = steered_batches(batches, smooth)
-        if new != batches:
-            smooth = smooth * np.array(new) / np.array(batches)
-        return new
-
-    return _shared_out(made, next_batches, start)
+    return _shared_out(made, by_steering([made.cluster.mean_rate(rank) for rank in range(made.cluster.size)], total))
 
 
-SMOOTHING = 0.2
-"""Weight of the newest time in the smoothed ones of :func:`_steered`."""
+def _shared_out(made: Made, batches: SharedBatches) -> Training:
+    return _OnEngine(made, Gradients(delay=0), CountClock(1), overlap=True, batches=batches)
 
 
 def _local(made: Made) -> Training:

@@ -81,6 +81,9 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
+ReportFile = Annotated[
+    Path | None, typer.Option(help="Write the tables into their section of this Markdown file.", dir_okay=False)
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result to this PNG.", dir_okay=False)]
 
@@ -293,9 +296,7 @@ def convergence(
         Path, typer.Option(help="Of runs that are done: what is in it is not done again.", file_okay=False)
     ] = Path("runs/convergence"),
     quick: Annotated[bool, typer.Option("--quick", help="To 80 % by four algorithms, in under a minute.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write tables and verdict into this Markdown file.", dir_okay=False)
-    ] = None,
+    report: ReportFile = None,
     plot: PlotFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -323,6 +324,44 @@ def convergence(
         verdict.write_report(report, task, verdict.to_markdown(result))
     _write(result, json_file)
     _save(lambda: verdict.draw(result), plot)
+
+
+@app.command()
+def scale(
+    cluster: Annotated[str, typer.Option(help="permanent, transient, mixed, or a TOML file.")] = "mixed",
+    workers: Annotated[
+        Any, typer.Option(parser=_checked(_whole_numbers), metavar="N,N,…", help="Numbers of them.")
+    ] = "4,16,64,256,1024",
+    gbit: Annotated[
+        Any, typer.Option(parser=_checked(options.positive_numbers), metavar="G,G,…", help="Of each link, a second.")
+    ] = "1,10,100",
+    algorithms: Annotated[
+        Any, typer.Option(parser=_checked(_names), metavar="A,A,…", help="Which; all by default.")
+    ] = "all",
+    model_mb: Annotated[float, typer.Option(help="Megabytes of the gradient.")] = 44.0,
+    seconds: Annotated[float, typer.Option(help="Virtual time of each.")] = 60.0,
+    report: ReportFile = None,
+    plot: PlotFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Up to how many workers each algorithm pays, by network, in virtual time; 2 minutes."""
+    from horovod_abs.bench import scale as bench
+    from horovod_abs.bench import verdict
+    from horovod_abs.plan.clusters import load
+    from horovod_abs.sim.simulate import ALGORITHMS
+
+    chosen = tuple(ALGORITHMS) if algorithms == ("all",) else algorithms
+    try:
+        setting = bench.Setting(load(cluster), workers, gbit, chosen, model_mb, seconds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = bench.measure(setting)
+    for table in bench.to_tables(result):
+        Console().print(table)
+    if report is not None:
+        verdict.write_report(report, "scale", bench.to_markdown(result))
+    _write(result, json_file)
+    _save(lambda: bench.draw(result), plot)
 
 
 @app.command()

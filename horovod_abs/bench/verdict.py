@@ -5,7 +5,7 @@ The claim, of [ABS-SGD]: on four workers it converges 1.30 times as fast on aver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -144,13 +144,13 @@ def to_markdown(result: Result) -> str:
             f"**{cluster}**, {known['ideal_rate']:,.0f} samples/s at most, ideal {known['ideal_seconds']:.2f} s",
             "",
         ]
-        lines += _markdown_table(["", *setting["exchanges"], "rate, momentum, steps"], rows(result, cluster))
+        lines += markdown_table(["", *setting["exchanges"], "rate, momentum, steps"], rows(result, cluster))
     lines += [f"**How much sooner than the best baseline** (the claim: {CLAIM:.2f} times on average)", ""]
     body = [[title, *_by_cluster(result, found), f"**{mean_gain(found):.2f}**"] for title, found in verdicts(result)]
-    lines += _markdown_table(["", *result["clusters"], "mean"], body)
+    lines += markdown_table(["", *result["clusters"], "mean"], body)
     title, found = verdicts(result)[-1]
     best = [[g.cluster, g.exchange, _title(g.ours), _title(g.baseline), f"{g.bound} {g.ratio:.2f}"] for g in found]
-    lines += [f"{title}:", "", *_markdown_table(["cluster", "exchange", "ours", "baseline", "times as fast"], best)]
+    lines += [f"{title}:", "", *markdown_table(["cluster", "exchange", "ours", "baseline", "times as fast"], best)]
     return "\n".join(lines)
 
 
@@ -211,7 +211,8 @@ def _by_cluster(result: Result, found: Sequence[Gain]) -> list[str]:
     return cells
 
 
-def _markdown_table(head: Sequence[str], body: Any) -> list[str]:
+def markdown_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     return [*lines, *("| " + " | ".join(row) + " |" for row in body), ""]
 

@@ -7,7 +7,7 @@ from merged ledger entries alone, so that all ranks come to the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -62,6 +62,61 @@ def _by_speed(entry: Entry, steps: int) -> list[int]:
     return [max(1, round(share * speed)) for speed in speeds.tolist()]
 
 
+class SharedBatches:
+    """One batch a round and rank, of sizes that follow from what was merged.
+
+    Args:
+        start: Samples of each rank in the first round.
+        follow: The batches of the next round, from the last ones and the entries of all rounds so far.
+    """
+
+    def __init__(self, start: Sequence[int], follow: Callable[[list[int], Sequence[Entry]], list[int]]) -> None:
+        self._by_round = [list(start)]
+        self._follow = follow
+
+    def of(self, round: int, entries: Sequence[Entry]) -> list[int]:
+        """Samples of each rank in this round, before which at least ``round`` entries are known."""
+        while len(self._by_round) <= round:
+            known = len(self._by_round)
+            self._by_round.append(self._follow(self._by_round[-1], entries[:known]))
+        return self._by_round[round]
+
+
+def by_epoch(size: int, total: int, rounds: int) -> SharedBatches:
+    """:func:`dynamic_batches` after every so many rounds, from the mean times of these; equal ones at first."""
+
+    def follow(batches: list[int], entries: Sequence[Entry]) -> list[int]:
+        if len(entries) % rounds:
+            return batches
+        seconds = [entry.column(Column.COMPUTE_SECONDS) for entry in entries[-rounds:]]
+        return dynamic_batches(batches, np.mean(seconds, axis=0))
+
+    return SharedBatches([total // size] * size, follow)
+
+
+def by_steering(speeds: Sequence[float], total: int, smoothing: float = 0.2) -> SharedBatches:
+    """:func:`steered_batches` after every round, from smoothed times; in proportion to the speeds at first.
+
+    Args:
+        speeds: Of the ranks, as they are known beforehand.
+        total: Samples of all ranks in a round.
+        smoothing: Weight of the newest time.
+    """
+    smooth: Floats | None = None
+
+    def follow(batches: list[int], entries: Sequence[Entry]) -> list[int]:
+        nonlocal smooth
+        seconds = entries[-1].column(Column.COMPUTE_SECONDS)
+        smooth = seconds if smooth is None else smoothing * seconds + (1 - smoothing) * smooth
+        new = steered_batches(batches, smooth)
+        if new != batches:
+            smooth = smooth * np.array(new) / np.array(batches)
+        return new
+
+    equal = [total // len(speeds)] * len(speeds)
+    return SharedBatches(dynamic_batches(equal, 1 / np.array(speeds)), follow)
+
+
 def dynamic_batches(batches: Sequence[int], seconds: Floats) -> list[int]:
     """The next epoch's batches, in proportion to what each rank did a second; their sum stays.
 
@@ -104,7 +159,8 @@ def steered_batches(
         arXiv 2305.12213, section 3.
     """
     old = np.array(batches, dtype=np.float64)
-    new = np.clip(old - old / seconds * (seconds - seconds.mean()), least, most)
+    speeds = np.divide(old, seconds, out=np.zeros_like(old), where=seconds > 0)
+    new = np.clip(old - speeds * (seconds - seconds.mean()), least, most)
     new *= old.sum() / new.sum()
     if (np.abs(new - old) <= threshold * old).all():
         return list(batches)

@@ -64,19 +64,22 @@ class EagerSGD(Strategy):
         self._trigger = trigger
         self._every = average_every
         self._random = np.random.default_rng(seed)
+        self._members = list(range(self.size))
         self._initiator = self._choose()
         self._begun = self._done = self._averaged = 0
         self._latest: Any = None
-        self._pending = 0  # micro-batches in the buffers
-        self._at_average = 0
+        self._pending: list[int] = []  # of each micro-batch in the buffers, the allreduces begun when its rank began it
+        self._met = 0  # workers that wait for the models' mean
 
     def _worker(self, rank: int) -> Process:
         taken = averaged = 0
-        while True:
+        leaves = self.speeds.leaves(rank)
+        while self.now < leaves:
             seconds = self._compute_seconds(rank)
+            begun = self._begun
             yield seconds
             self.replicas.compute(rank)
-            self._pending += 1
+            self._pending.append(begun)
             while self._done == taken:
                 if self._begun == taken and self._trigger_of(rank):
                     yield from self._allreduce(self._backward * seconds)
@@ -87,31 +90,39 @@ class EagerSGD(Strategy):
             if taken // self._every > averaged:
                 averaged = taken // self._every
                 yield from self._meet(averaged)
+        self._members.remove(rank)
+        if rank == self._initiator and self._members:
+            self._initiator = self._choose()
+        self._happened()
 
     def _trigger_of(self, rank: int) -> bool:
         return self._trigger == "solo" or rank == self._initiator
 
     def _allreduce(self, hidden: float) -> Process:
+        gradient, pending = self.replicas.collect(), self._pending
+        self._pending = []
+        self._gradients += len(pending)
+        self._ages += sum(self._begun - begun for begun in pending)
         self._begun += 1
-        gradient, micro_batches = self.replicas.collect(), self._pending
-        self._pending = 0
         yield max(self._exchange - hidden, 0.0)
         self._latest = gradient
         self._done += 1
         self._initiator = self._choose()
-        self._updated(micro_batches * self.speeds.cluster.samples)
+        self._updated(len(pending) * self.speeds.cluster.samples)
         self._happened()
 
     def _meet(self, number: int) -> Process:
         """Wait for all, and average the models."""
-        self._at_average += 1
-        if self._at_average == self.size * number:
-            yield self._exchange
-            self.replicas.average()
-            self._averaged = number
-            self._happened()
+        self._met += 1
         while self._averaged < number:
-            yield None
+            if self._met == len(self._members):
+                self._met = 0
+                yield self._exchange
+                self.replicas.average()
+                self._averaged = number
+                self._happened()
+            else:
+                yield None
 
     def _choose(self) -> int:
-        return int(self._random.integers(self.size))
+        return self._members[int(self._random.integers(len(self._members)))]

@@ -97,3 +97,7 @@ class Measured:
     def allreduce_seconds(self, megabytes: float, size: int) -> float:
         """The same for every model, and for every number of ranks, as around a ring."""
         return self.seconds if size > 1 else 0.0
+
+    def server_seconds(self, megabytes: float, size: int, *, sharded: bool = True) -> float:
+        """As of :class:`Network`: as long as around a ring if the server is sharded over the workers."""
+        return self.allreduce_seconds(megabytes, size) * (1.0 if sharded or size == 1 else size / (size - 1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Protocol
 
@@ -37,6 +38,31 @@ class Learner(Protocol):
 
     def update(self, count: int) -> None:
         """The server's optimizer does a step with what was added up, divided by ``count``."""
+
+
+class Nothing:
+    """A learner that learns nothing, where only time matters."""
+
+    def pull(self, rank: int) -> None:
+        pass
+
+    def compute(self, rank: int) -> None:
+        pass
+
+    def give(self, rank: int) -> None:
+        pass
+
+    def update(self, count: int) -> None:
+        pass
+
+    def collect(self) -> None:
+        pass
+
+    def apply(self, rank: int, gradient: object) -> None:
+        pass
+
+    def average(self) -> None:
+        pass
 
 
 class Link:
@@ -70,6 +96,8 @@ class Strategy(ABC):
         now: Virtual seconds.
         samples: That have entered the model.
         computing: Seconds that each worker has computed.
+        staleness: Micro-batches of a worker that the model lacked, on average, at which a gradient was taken.
+        on_update: Called, without arguments, whenever the model has changed.
     """
 
     def __init__(self, speeds: Sampler, *, overlap: bool = True) -> None:
@@ -79,6 +107,7 @@ class Strategy(ABC):
         self.size = speeds.cluster.size
         self.computing = [0.0] * self.size
         self.on_update: list[Callable[[], None]] = []
+        self._ages = self._gradients = 0
         self._backward = BACKWARD if overlap else 0.0
         self._events: list[tuple[float, int, Process]] = []
         self._waiting: list[Process] = []
@@ -88,19 +117,23 @@ class Strategy(ABC):
         """Let all workers work.
 
         Args:
-            until: Virtual seconds.
+            until: Virtual seconds; nothing that happens later is seen.
 
         Raises:
             RuntimeError: all workers wait, and nothing will happen.
         """
         for rank in range(self.size):
-            self._start(self._worker(rank))
+            heapq.heappush(self._events, (0.0, next(self._order), self._worker(rank)))
         while self._events:
             self.now, _, process = heapq.heappop(self._events)
             if self.now > until:
                 return
             self._start(process)
         raise RuntimeError(f"{len(self._waiting)} workers wait for what will never happen")
+
+    @property
+    def staleness(self) -> float:
+        return self._ages / max(self._gradients, 1)
 
     @abstractmethod
     def _worker(self, rank: int) -> Process:
@@ -151,15 +184,22 @@ class AsynchronousSGD(Strategy):
         super().__init__(speeds, overlap=overlap)
         self.learner = learner
         self.steps = [0] * self.size
+        self.updates = 0
+        self._has = [-1] * self.size  # how many updates were in each worker's model
         self._pushes, self._pulls = Link(transfer, shared=shared), Link(transfer, shared=shared)
 
+    @property
+    def staleness(self) -> float:
+        return super().staleness / self.size
+
     def _worker(self, rank: int) -> Process:
-        while True:
+        leaves = self.speeds.leaves(rank)
+        while self.now < leaves:
             while not self._may_start(rank):
                 yield None
             yield self._pulls.take(self.now) - self.now
             self.learner.pull(rank)
-            self._pulled(rank)
+            self._has[rank] = self.updates
             seconds = self._compute_seconds(rank)
             yield (1 - self._backward) * seconds
             ends = self.now + self._backward * seconds
@@ -167,18 +207,27 @@ class AsynchronousSGD(Strategy):
             self.learner.compute(rank)
             self.steps[rank] += 1
             self._arrived(rank)
-            self._happened()
+        self._left(rank)
 
     def _may_start(self, rank: int) -> bool:
         return True
 
-    def _pulled(self, rank: int) -> None:
-        """The worker has the model now."""
-
     def _arrived(self, rank: int) -> None:
+        self._give(rank)
+        self._update(1)
+
+    def _left(self, rank: int) -> None:
+        """The worker takes part no longer."""
+
+    def _give(self, rank: int) -> None:
         self.learner.give(rank)
-        self.learner.update(1)
-        self._updated(self.speeds.cluster.samples)
+        self._gradients += 1
+        self._ages += self.updates - self._has[rank]
+
+    def _update(self, count: int) -> None:
+        self.learner.update(count)
+        self.updates += 1
+        self._updated(count * self.speeds.cluster.samples)
 
 
 class StaleSynchronous(AsynchronousSGD):
@@ -190,8 +239,32 @@ class StaleSynchronous(AsynchronousSGD):
 
     bound = 3
 
+    def __init__(self, speeds: Sampler, transfer: float, learner: Learner, **options: bool) -> None:
+        super().__init__(speeds, transfer, learner, **options)
+        self._least = 0
+        self._done = Counter({0: self.size})  # workers, by their number of steps
+
     def _may_start(self, rank: int) -> bool:
-        return self.steps[rank] - min(self.steps) <= self.bound
+        return self.steps[rank] - self._least <= self.bound
+
+    def _arrived(self, rank: int) -> None:
+        self._done[self.steps[rank] - 1] -= 1
+        self._done[self.steps[rank]] += 1
+        super()._arrived(rank)
+        self._go_on()
+
+    def _left(self, rank: int) -> None:
+        self._done[self.steps[rank]] -= 1
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """The slowest may have moved."""
+        before = self._least
+        while not self._done[self._least] and any(self._done.values()):
+            del self._done[self._least]
+            self._least += 1
+        if self._least > before:
+            self._happened()
 
 
 class DynamicStaleSynchronous(StaleSynchronous):
@@ -215,16 +288,16 @@ class DynamicStaleSynchronous(StaleSynchronous):
         self._pushed[rank] = [self._pushed[rank][1], self.now]
         if self._granted[rank]:
             self._granted[rank] -= 1
-        elif self.steps[rank] - min(self.steps) > self.bound:
+        elif self.steps[rank] - self._least > self.bound:
             self._granted[rank] = self._grant(rank)
         super()._arrived(rank)
 
     def _may_start(self, rank: int) -> bool:
-        ahead = self.steps[rank] - min(self.steps)
+        ahead = self.steps[rank] - self._least
         return ahead <= self.bound or (self._granted[rank] > 0 and ahead <= self.most)
 
     def _grant(self, rank: int) -> int:
-        slowest = min(range(self.size), key=self.steps.__getitem__)
+        slowest = self.steps.index(self._least)
         before, last = self._pushed[slowest]
         own_before, own_last = self._pushed[rank]
         pace, own = last - before, own_last - own_before
@@ -257,24 +330,27 @@ class BackupWorkers(AsynchronousSGD):
         super().__init__(speeds, transfer, learner, overlap=overlap)
         if not 0 <= spare < self.size:
             raise ValueError(f"of {self.size} workers at most {self.size - 1} can be spare, not {spare}")
+        self._remaining = self.size
         self._needed = self.size - spare
-        self._round = 0
         self._here = 0
-        self._has = [-1] * self.size
 
     def _may_start(self, rank: int) -> bool:
-        return self._has[rank] < self._round
-
-    def _pulled(self, rank: int) -> None:
-        self._has[rank] = self._round
+        return self._has[rank] < self.updates
 
     def _arrived(self, rank: int) -> None:
-        if self._has[rank] < self._round:
+        if self._has[rank] < self.updates:
             return
-        self.learner.give(rank)
+        self._give(rank)
         self._here += 1
-        if self._here == self._needed:
-            self._here = 0
-            self._round += 1
-            self.learner.update(self._needed)
-            self._updated(self._needed * self.speeds.cluster.samples)
+        self._update_if_enough()
+
+    def _left(self, rank: int) -> None:
+        self._remaining -= 1
+        self._needed = min(self._needed, self._remaining)
+        self._update_if_enough()
+
+    def _update_if_enough(self) -> None:
+        if 0 < self._needed <= self._here:
+            count, self._here = self._here, 0
+            self._update(count)
+            self._happened()

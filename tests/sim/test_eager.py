@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from horovod_abs.sim.eager import EagerSGD
@@ -71,3 +73,14 @@ def test_models_are_averaged_from_time_to_time() -> None:
     replicas, _ = run(0.25, 1.0, trigger="solo", average_every=10)
     assert replicas.averages == pytest.approx(len(replicas.collected) // 10, abs=1)
     assert replicas.models[1] > 0.6 * replicas.models[0]
+
+
+@pytest.mark.parametrize("trigger", ["solo", "majority"])
+def test_the_others_go_on_without_a_worker_that_leaves(trigger: str) -> None:
+    whole = cluster(0.25, 0.4, 1.0)
+    left = replace(whole, ranks=(*whole.ranks[:2], replace(whole.ranks[2], leaves=5.0)))
+    replicas = Counted(3)
+    eager = EagerSGD(left.sampler(), EXCHANGE, replicas, trigger=trigger, average_every=10)  # type: ignore[arg-type]
+    eager.run(30.0)
+    assert len(replicas.collected) > 40
+    assert replicas.averages == pytest.approx(len(replicas.collected) // 10, abs=1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -105,7 +106,7 @@ def test_the_grant_is_the_number_of_steps_after_which_the_wait_is_shortest() -> 
     after which the next push is at 30; after 6 more at 29.5.
     """
     strategy = DynamicStaleSynchronous(cluster(3.0, 10.0).sampler(), 0.0, Noted())
-    strategy.steps = [5, 1]
+    strategy.steps, strategy._least = [5, 1], 1
     strategy._pushed = [[8.5, 11.5], [0.0, 10.0]]
     assert strategy._grant(0) == 6
 
@@ -126,6 +127,16 @@ def test_who_is_not_late_is_not_thrown_away_for_ever() -> None:
     noted = Noted()
     BackupWorkers(cluster(0.1, 0.1, 0.1, 0.1).sampler(), 0.01, noted).run(10.0)
     assert len(noted.updates) > 80
+
+
+@pytest.mark.parametrize("kind", [AsynchronousSGD, StaleSynchronous, DynamicStaleSynchronous, BackupWorkers])
+def test_the_others_go_on_without_workers_that_leave(kind: Callable[..., Strategy]) -> None:
+    whole = cluster(0.1, 0.1, 0.15, 0.2)
+    left = replace(whole, ranks=(*whole.ranks[:2], *(replace(rank, leaves=5.0) for rank in whole.ranks[2:])))
+    noted = Noted()
+    kind(left.sampler(), 0.01, noted).run(20.0)
+    assert noted.given[-40:].count(0) + noted.given[-40:].count(1) == 40
+    assert len(noted.given) > 150
 
 
 def test_there_must_be_a_worker_that_is_not_spare() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from horovod_abs.sim.models import ClusterModel
@@ -77,6 +78,43 @@ def test_a_merge_takes_its_time_from_computing() -> None:
 def test_a_measured_network_takes_what_was_measured() -> None:
     measured = replace(cluster(), network=Measured(0.24, overlap=False))
     assert simulate(measured, "abs", megabytes=1.0) == simulate(cluster(), "abs", megabytes=MEGABYTES)
+
+
+def test_steered_batches_come_to_equal_times() -> None:
+    assert simulate(cluster(), "steered", megabytes=MEGABYTES).samples_per_second == pytest.approx(
+        64 / (0.03 + 0.24), rel=0.03
+    )
+
+
+def test_asynchronous_workers_wait_for_the_server_alone() -> None:
+    """20 MB there and back over 1,000 Mbit/s: three quarters of 0.16 s each way if the server is sharded."""
+    result = simulate(cluster(), "asynchronous", megabytes=MEGABYTES)
+    seconds = np.array([0.02, 0.02, 0.04, 0.08])
+    steps = 1 / (seconds + 0.24)  # a second
+    assert result.samples_per_second == pytest.approx(16 * steps.sum(), rel=0.01)
+    assert result.idle == pytest.approx(1 - steps * seconds, abs=0.01)
+    # From its pull to the end of its push, others push as many as they do in that time.
+    ages = (seconds + 0.12) * (steps.sum() - steps)
+    assert result.staleness == pytest.approx((steps * ages).sum() / steps.sum() / 4, rel=0.05)
+    one = simulate(cluster(), "one-server", megabytes=MEGABYTES)
+    assert one.samples_per_second == pytest.approx(16 / 0.16, rel=0.01), "its link is always busy"
+
+
+def test_bounds_and_spare_workers_have_the_slowest_set_the_pace_or_left_behind() -> None:
+    slowest = 16 / (0.08 + 0.03)  # 2.5 MB
+    small = {name: simulate(cluster(), name, megabytes=2.5) for name in ("ssp", "dssp", "asynchronous", "backup")}
+    assert small["ssp"].samples_per_second == pytest.approx(4 * slowest, rel=0.02)
+    assert small["dssp"].samples_per_second == pytest.approx(4 * slowest, rel=0.02)
+    assert small["backup"].samples_per_second == pytest.approx(3 * 16 / (0.04 + 0.03), rel=0.02)
+    assert small["backup"].staleness == 0.0
+    assert small["asynchronous"].samples_per_second > 1.5 * small["ssp"].samples_per_second
+
+
+def test_a_partial_allreduce_waits_for_the_first_or_for_one_at_random() -> None:
+    solo, majority = (simulate(cluster(), f"eager-{name}", megabytes=2.5) for name in ("solo", "majority"))
+    assert solo.rounds == pytest.approx(120 / (0.02 + 0.03), rel=0.03)
+    assert majority.rounds < 0.8 * solo.rounds
+    assert solo.batch < majority.batch <= 64.5
 
 
 def test_a_rank_that_leaves_takes_its_share_with_it() -> None:
