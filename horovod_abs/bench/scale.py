@@ -133,9 +133,9 @@ def to_tables(result: Mapping[str, Any]) -> Iterator[Table]:
 def to_markdown(result: Mapping[str, Any]) -> str:
     """The same for a file, with the global batches."""
     lines = [
-        f"Cluster {result['cluster']}, {result['megabytes']:g} MB, {result['seconds']:g} virtual seconds of each. Share "
-        "of the ideal by number of workers and, in brackets, samples in a global batch. An algorithm pays up to the most "
-        f"workers at which it still does {PAYS:.0%} of the ideal.",
+        f"Cluster {result['cluster']}, {result['megabytes']:g} MB, {result['seconds']:g} virtual seconds of each. "
+        "Share of the ideal by number of workers and, in brackets, samples in a global batch. An algorithm pays up to the "
+        f"most workers at which it still does {PAYS:.0%} of the ideal.",
         "",
     ]
     for gbit in result["gbit"]:
