@@ -134,8 +134,8 @@ def to_markdown(result: Mapping[str, Any]) -> str:
     """The same for a file, with the global batches."""
     lines = [
         f"Cluster {result['cluster']}, {result['megabytes']:g} MB, {result['seconds']:g} virtual seconds of each. "
-        "Share of the ideal by number of workers and, in brackets, samples in a global batch. An algorithm pays up to the "
-        f"most workers at which it still does {PAYS:.0%} of the ideal.",
+        "Share of the ideal by number of workers and, in brackets, samples in a global batch. An algorithm pays up to "
+        f"the most workers at which it still does {PAYS:.0%} of the ideal.",
         "",
     ]
     for gbit in result["gbit"]:
@@ -151,7 +151,8 @@ def draw(result: Mapping[str, Any]) -> Figure:
         for number, name in enumerate(result["algorithms"]):
             shares = [_share(result, name, gbit, workers) for workers in result["workers"]]
             ours = ALGORITHMS[name].ours
-            style = {"linewidth": 2.4, "color": ("#0072B2", "#D55E00")[number % 2]} if ours else {"linewidth": 1.0}
+            style: dict[str, Any] = {"linewidth": 2.4} if ours else {"linewidth": 1.0}
+            style["linestyle"] = "--" if number >= 10 else "-"  # ten colours
             axes.plot(result["workers"], shares, marker=".", label=ALGORITHMS[name].title, **style)
         axes.axhline(PAYS, color="gray", linestyle=":", linewidth=1)
         axes.set_xscale("log", base=2)
