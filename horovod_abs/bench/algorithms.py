@@ -64,8 +64,8 @@ class Training(Protocol):
     def samples(self) -> float:
         """That have entered the model."""
 
-    def set_rate(self, rate: float) -> None:
-        """Of all optimizers."""
+    def schedule(self, rate: Callable[[float], float]) -> None:
+        """Have all optimizers' learning rate follow the samples that have entered the model."""
 
     def accuracy(self, of: Callable[[nn.Module], float]) -> float:
         """Of the central model."""
@@ -181,10 +181,14 @@ class _OnEngine:
     def samples(self) -> float:
         return self._virtual.samples
 
-    def set_rate(self, rate: float) -> None:
-        for each in self._virtual.ranks:
-            for group in each.optimizer.param_groups:
-                group["lr"] = rate
+    def schedule(self, rate: Callable[[float], float]) -> None:
+        for rank in self._virtual.ranks:
+
+            def follow(rank: VirtualRank = rank) -> None:  # each at its own merge, as production asks for
+                _set_rate(rank.optimizer, rate(float(rank.driver.engine.ledger.weight.sum())))
+
+            rank.driver.on_merge.append(follow)
+            follow()
 
     def accuracy(self, of: Callable[[nn.Module], float]) -> float:
         with self._virtual.ranks[0].payload.authoritative():
@@ -261,10 +265,13 @@ class _OnStrategy:
     def samples(self) -> float:
         return self._strategy.samples
 
-    def set_rate(self, rate: float) -> None:
-        for optimizer in self._learner.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+    def schedule(self, rate: Callable[[float], float]) -> None:
+        def follow() -> None:
+            for optimizer in self._learner.optimizers:
+                _set_rate(optimizer, rate(self._strategy.samples))
+
+        self._strategy.on_update.append(follow)
+        follow()
 
     def accuracy(self, of: Callable[[nn.Module], float]) -> float:
         return of(self._learner.model)
@@ -272,6 +279,11 @@ class _OnStrategy:
     def go(self, until: float, on_update: Callable[[], None]) -> None:
         self._strategy.on_update.append(on_update)
         self._strategy.run(until)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def _gradients(made: Made) -> Callable[[nn.Module], float]:

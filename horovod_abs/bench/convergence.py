@@ -187,8 +187,6 @@ def train(job: Job) -> Run:
         before, idle = samples, idle + 1 if samples == before else 0
         if idle == STUCK:
             raise _Ended
-        if task.one_cycle:
-            training.set_rate(job.trial.rate * task.factor(samples))
         if samples < (curve[-1][1] if curve else 0.0) + task.evaluate_every:
             return
         curve.append((training.now, samples, training.accuracy(lambda model: mnist.accuracy(model, held_out))))
@@ -200,7 +198,7 @@ def train(job: Job) -> Run:
             raise _Ended
 
     if task.one_cycle:
-        training.set_rate(job.trial.rate * task.factor(0.0))
+        training.schedule(lambda samples: job.trial.rate * task.factor(samples))
     with suppress(_Ended):
         training.go(job.limit, updated)
     return Run(result, tuple(curve))

@@ -15,6 +15,7 @@ from horovod_abs.bench import convergence
 from horovod_abs.bench.algorithms import ALGORITHMS, Trial, ideal
 from horovod_abs.bench.cli import app
 from horovod_abs.bench.convergence import ALL, Job, Run, Runs, Setting, compare_one, train
+from horovod_abs.bench.tasks import TASKS
 from horovod_abs.plan.clusters import load
 from horovod_abs.sim.models import ClusterModel
 from horovod_abs.sim.network import Measured
@@ -88,6 +89,19 @@ def test_every_algorithm_learns_and_is_repeatable(name: str) -> None:
     assert 0 < run.seconds < 30
     assert run.best >= 0.6
     assert train(small) == run
+
+
+@pytest.mark.parametrize("name", ["updates", "lookahead", "asynchronous", "eager-solo"])
+def test_a_schedule_follows_the_samples_that_were_merged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Driver and payload refuse a learning rate that ranks change at different rounds."""
+    rates: list[float] = []
+    task = replace(TASKS["mnist"], one_cycle=True)
+    monkeypatch.setattr(type(task), "factor", lambda self, samples: rates.append(samples) or 1 / (1 + samples / 4000))
+    monkeypatch.setitem(TASKS, "mnist", task)
+    run = train(job(name, 0.05, limit=20.0, target=0.6, trial=Trial(0.02, 0.0, 1)))
+    assert run.best >= 0.6
+    assert rates[0] == 0.0
+    assert max(rates) >= run.curve[-1][1]
 
 
 def test_reached_are_two_evaluations_in_a_row() -> None:
