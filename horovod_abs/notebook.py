@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -60,12 +61,17 @@ class Screen:
     Args:
         waiting: Shown until the first line comes.
         show: How; by default as a notebook does.
+        head: A line that stays on top of all.
+        most: How many lines to keep; all by default.
     """
 
-    def __init__(self, waiting: str, show: Show | None = None) -> None:
+    def __init__(
+        self, waiting: str, show: Show | None = None, *, head: str | None = None, most: int | None = None
+    ) -> None:
+        self._head = [] if head is None else [head]
         self._bar: list[str] = []
-        self._lines: list[str] = []
-        self._update = (_below_the_cell if show is None else show)(waiting)
+        self._lines: deque[str] = deque(maxlen=most)
+        self._update = (_below_the_cell if show is None else show)("\n".join([*self._head, waiting]))
 
     def __call__(self, line: str) -> None:
         """Show one more line."""
@@ -75,7 +81,12 @@ class Screen:
             self._bar = [line]
         else:
             self._lines.append(line)
-        self._update("\n".join([*self._bar, *self._lines]))
+        self._update(self.text)
+
+    @property
+    def text(self) -> str:
+        """What is shown."""
+        return "\n".join([*self._head, *self._bar, *self._lines])
 
 
 def _below_the_cell(text: str) -> Callable[[str], None]:
