@@ -93,7 +93,8 @@ class Containers:
             assert process.stdout is not None
             try:
                 for each in process.stdout:
-                    screen(_PREFIX.sub("", each.rstrip("\n")))
+                    if not each.rstrip().endswith(" ..."):  # compose says it again when it is done
+                        screen(_PREFIX.sub("", each.rstrip("\n")))
             except BaseException:
                 process.terminate()
                 raise

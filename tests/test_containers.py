@@ -19,7 +19,8 @@ case "$*" in
     "compose ps"*) echo c1; echo c2 ;;
     inspect*) cat {health} ;;
     "compose fail") echo "[1,0]<stdout>:the reason"; exit 3 ;;
-    "compose exec"*) echo "horovodrun"; echo "[1,0]<stdout>: 50%|# | 1/2"; echo "[0]<stderr>:100%|##| 2/2"; pwd ;;
+    "compose exec"*) echo "horovodrun"; echo "[1,0]<stdout>: 50%|# | 1/2"; echo "[0]<stderr>:100%|##| 2/2"
+        echo "Creating x ... "; pwd ;;
 esac
 """
 
