@@ -73,6 +73,9 @@ def command_line(
 ) -> list[str]:
     """The ``horovodrun`` that starts a command, one rank on each worker.
 
+    >>> print(*command_line([Worker("a", "10.0.0.1"), Worker("b", "10.0.0.2")], ["python", "train.py"]))
+    horovodrun --disable-cache -np 2 -H a:1,b:1 python train.py
+
     Args:
         workers: As `find_workers` found them.
         command: The user's command and its arguments.

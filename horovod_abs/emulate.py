@@ -1,14 +1,14 @@
 """Makes a real run heterogeneous on one machine: real compute, stretched by sleeping up to an emulated time.
 
 Four workers that really compute on two cores measure nothing but contention. A GPU, however, leaves the processor idle
-while it computes, and so does a rank that runs a small real forward and backward pass and sleeps for the rest::
+while it computes, and so does a rank that runs a small real forward and backward pass and sleeps for the rest.
 
-    pace = from_speeds([1, 1, 0.5, 0.25], base_seconds=0.02, rank=hvd.rank())
-    for x, y in optimizer.epoch(loader):
-        optimizer.zero_grad()
-        with pace:                                     # 20, 20, 40 and 80 ms
-            loss_fn(model(x), y).backward()
-        optimizer.step(samples=len(x))                 # costs what it really costs
+>>> pace = from_speeds([1, 1, 0.5, 0.25], base_seconds=0.02, rank=hvd.rank())
+>>> for x, y in optimizer.epoch(loader):
+...     optimizer.zero_grad()
+...     with pace:  # 20, 20, 40 and 80 ms
+...         loss_fn(model(x), y).backward()
+...     merged = optimizer.step(samples=len(x))  # costs what it really costs
 
 Only host time is seen: on a device that computes asynchronously, synchronise inside the context.
 """

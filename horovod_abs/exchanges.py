@@ -17,6 +17,10 @@ class Gradients:
 
         x_{k+1} = x_k − η · ḡ^{k−1},    ḡ^k = (Σ_i Σ_samples ∇ℓ(x_k)) / N^k
 
+    >>> optimizer = hvd.DistributedOptimizer(
+    ...     torch.optim.SGD(model.parameters(), lr=0.1), exchange=Gradients(staleness="lookahead")
+    ... )
+
     Args:
         delay: 1 computes on while gradients are exchanged; 0 waits for them (synchronous, weighted by samples).
         staleness: How a delay of one round is made up for. ``None``: not at all, as published. ``"taylor"``:
@@ -65,6 +69,9 @@ class ModelUpdates:
 
     Besides the model there are three copies of its size: the central model, the model that the round started from, and
     the update in flight. ``clip_grad_norm`` clips each micro-batch's own gradient.
+
+    >>> local = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    >>> optimizer = hvd.DistributedOptimizer(local, exchange=ModelUpdates(max_staleness=8))
 
     Args:
         max_staleness: τ: a rank waits when it has taken so many steps that are not in the central model it has seen;

@@ -46,6 +46,9 @@ def run(command: str) -> None:
 def parse(command: str) -> tuple[int, str, list[str]]:
     """Number of ranks, module, and the module's arguments.
 
+    >>> parse("horovodrun -np 4 python -m horovod_abs.examples.torch_mnist --epochs 3")
+    (4, 'horovod_abs.examples.torch_mnist', ['--epochs', '3'])
+
     Raises:
         ValueError: the command has another form than :func:`run` takes.
     """

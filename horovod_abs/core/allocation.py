@@ -45,6 +45,15 @@ class Allocation:
     as many seconds of work as the one with most, it is poured so that all finish at the same time, counting what each
     already holds.
 
+    >>> allocation = Allocation(10_000, [Loading(batch=16), Loading(batch=8)])
+    >>> allocation.queues  # before anything is known: four micro-batches each
+    [[(0, 64)], [(64, 96)]]
+    >>> rows = np.zeros((2, len(Column)))
+    >>> rows[:, Column.DRAWN], rows[:, Column.COMPUTE_SECONDS] = (64, 16), 0.5
+    >>> allocation.merge(Entry(0, rows))
+    >>> [sum(end - begin for begin, end in queue) for queue in allocation.queues]  # a fast rank is given more
+    [240, 64]
+
     Args:
         length: Samples in an epoch.
         loading: How each rank loads its data.

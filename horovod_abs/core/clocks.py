@@ -78,6 +78,9 @@ class Clock(ABC):
 class SyncClock(Clock):
     """Ends the round as soon as the next exchange can start: the published rule, no parameter.
 
+    >>> SyncClock().is_due(Progress(rank=0, round=5, micro_batches=1, elapsed=0.02))
+    True
+
     References:
         [ABS-SGD] Zhou, Chen, Wu, arXiv 2308.15164, section 3.
     """
@@ -91,6 +94,10 @@ class CountClock(Clock):
     """Ends the round after a fixed number of micro-batches; a rank that is there first waits for the exchange.
 
     Deterministic; for baselines and tests.
+
+    >>> clock = CountClock(4)
+    >>> [clock.is_due(Progress(rank=0, round=0, micro_batches=n, elapsed=0.02 * n)) for n in (3, 4)]
+    [False, True]
 
     Args:
         micro_batches: Micro-batches in a round, on every rank.
@@ -133,6 +140,10 @@ class IntervalClock(Clock):
 
     A round never ends before the exchange before it is complete; an interval shorter than that is as ``SyncClock``.
 
+    >>> clock = IntervalClock(0.5)
+    >>> [clock.is_due(Progress(rank=0, round=0, micro_batches=9, elapsed=seconds)) for seconds in (0.49, 0.5)]
+    [False, True]
+
     Args:
         seconds: Length of a round.
 
@@ -161,6 +172,11 @@ class TargetBatchClock(Clock):
     As :class:`IntervalClock`, with the interval steered by the ledger: what the ranks' measured speeds ask for, times
     a correction that integrates what the batches miss the target by (ranks end a round at a micro-batch boundary,
     somewhat after the tick). Until the first entry is merged, rounds end as soon as they can.
+
+    >>> from horovod_abs.sim.play import play
+    >>> steered = play(TargetBatchClock(960), [1, 1, 0.5, 0.25], seconds=20)
+    >>> [int(batch) for batch in steered.global_batches[-4:]]
+    [960, 944, 912, 960]
 
     Args:
         samples: The global batch, at least 16 micro-batches and some for each rank: it comes in whole micro-batches.
@@ -225,6 +241,11 @@ class ReplayClock(Clock):
 
     A recorded round that ended because the rank had no data, or was closing, did so when the program asked for its
     next batch, by which the one before was counted as drawn. Such a round is left to end there again.
+
+    >>> log = hvd.read_run_log("runs/mnist.jsonl")
+    >>> optimizer = hvd.DistributedOptimizer(
+    ...     torch.optim.SGD(model.parameters(), lr=0.05), clock=hvd.ReplayClock(log.entries)
+    ... )
 
     Args:
         entries: The recorded entries, from round 0.

@@ -101,6 +101,16 @@ class _Round:
 class Engine:
     """Decides when one rank computes, launches, merges and waits.
 
+    >>> from horovod_abs.core.clocks import SyncClock
+    >>> engine = Engine(2, SyncClock())
+    >>> engine.open()
+    >>> engine.micro_batch_done(weight=16, drawn=16, seconds=0.02)
+    >>> engine.next_action(now=0.02).name
+    'LAUNCH'
+    >>> engine.launched()
+    >>> engine.next_action(now=0.02).name  # the exchange is under way, and nobody waits for it
+    'COMPUTE'
+
     Args:
         size: Number of ranks.
         clock: Decides when a round ends; the engine works on a copy.

@@ -68,6 +68,13 @@ class Entry:
 
     What is computed from them is computed once: where many ranks live in one process, they share it.
 
+    >>> rows = np.zeros((2, len(Column)))
+    >>> rows[:, Column.WEIGHT] = 32, 16
+    >>> rows[1, Column.FLAGS] = Flag.CLOSING
+    >>> entry = Entry(round=0, rows=rows)
+    >>> entry.weight, entry.ranks_with(Flag.CLOSING), entry.all_raised(Flag.CLOSING)
+    (48.0, (1,), False)
+
     Attributes:
         round: Number of the exchange, from 0.
         rows: Float64 array of shape ``(ranks, len(Column))``.
@@ -117,6 +124,14 @@ class Entry:
 
 class Ledger:
     """Running totals over all merged exchanges, and the last few entries.
+
+    >>> ledger = Ledger(size=2)
+    >>> for number in range(3):
+    ...     rows = np.zeros((2, len(Column)))
+    ...     rows[:, Column.WEIGHT] = 32, 16
+    ...     ledger.append(Entry(number, rows))
+    >>> ledger.rounds, ledger.weight.tolist()
+    (3, [96.0, 48.0])
 
     Attributes:
         size: Number of ranks.

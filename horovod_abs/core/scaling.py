@@ -16,6 +16,10 @@ class Scaling:
     With s = N / ``reference_batch_size`` the factor is 1, s or √s. During warm-up it moves from 1 to that value in
     proportion to the samples seen.
 
+    >>> scaling = Scaling("linear", reference_batch_size=256, warmup_samples=1000)
+    >>> [scaling.factor(batch=512, samples_seen=seen) for seen in (0, 500, 1000)]
+    [1.0, 1.5, 2.0]
+
     Args:
         rule: ``"none"``, ``"linear"`` or ``"sqrt"``.
         reference_batch_size: Samples in the global batch that the learning rate was tuned for.

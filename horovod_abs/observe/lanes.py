@@ -1,9 +1,10 @@
 """A picture of when each rank computed, waited and exchanged: one lane a rank, and one for the network.
 
 Drawn from a run log (:func:`blocks_of`) or from what was played through in virtual time
-(:func:`horovod_abs.sim.play.play`)::
+(:func:`horovod_abs.sim.play.play`).
 
-    lanes({"ABS-SGD": blocks_of(read_run_log("run.jsonl"))}, begin=2.0, seconds=0.5)
+>>> figure = lanes({"ABS-SGD": blocks_of(hvd.read_run_log("runs/mnist.jsonl"))}, begin=0.0, seconds=0.5)
+>>> figure.savefig("lanes.png")
 
 It is for the eye. :mod:`horovod_abs.observe.timeline` writes the same for a viewer in which one can zoom.
 """

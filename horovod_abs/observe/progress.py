@@ -70,10 +70,11 @@ def open_bar(total: int, stream: TextIO | None = None, *, enabled: bool = True) 
 
 
 class TrainingBar:
-    """Shows how a run is getting on; on one rank::
+    """Shows how a run is getting on, on one rank.
 
-        bar = TrainingBar(epochs * len(train_set), enabled=hvd.rank() == 0, seconds=lambda: watch.seconds)
-        bar.watch(optimizer)
+    >>> bar = TrainingBar(epochs * len(train_set), enabled=hvd.rank() == 0, seconds=lambda: watch.seconds)
+    >>> bar.watch(optimizer)
+    >>> bar.close()  # after training
 
     The figures are means over the last :attr:`WINDOW` rounds.
 

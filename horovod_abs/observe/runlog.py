@@ -248,6 +248,12 @@ Value = TypeVar("Value")
 def read_run_log(path: str | Path) -> RunLog:
     """Read what ``record=PATH`` has written; also while the run goes on.
 
+    >>> log = read_run_log("runs/mnist.jsonl")
+    >>> log.run.clock
+    'SyncClock()'
+    >>> sum(round.entry.weight for round in log.rounds)  # samples of all ranks
+    64.0
+
     Args:
         path: The file.
 

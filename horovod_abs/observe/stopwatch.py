@@ -8,13 +8,15 @@ from types import TracebackType
 
 
 class Stopwatch:
-    """Runs inside its ``with`` block and stands still outside, so that evaluating costs no training time::
+    """Runs inside its ``with`` block and stands still outside, so that evaluating costs no training time.
 
-        watch = Stopwatch()
-        with watch:
-            train_an_epoch()
-        evaluate()
-        print(watch.seconds)
+    >>> now = iter([0.0, 2.5, 7.0, 8.0])  # stands in for the clock on the wall
+    >>> watch = Stopwatch(lambda: next(now))
+    >>> for epoch in range(2):
+    ...     with watch:
+    ...         pass  # train
+    >>> watch.seconds
+    3.5
 
     Args:
         now: Tells the time in seconds.

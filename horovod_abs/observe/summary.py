@@ -75,6 +75,11 @@ class Summary:
 def summarise(history: Iterable[RoundRecord], seconds: float, *, ideal: float | None = None) -> Summary:
     """Sum up merged rounds.
 
+    >>> log = hvd.read_run_log("runs/mnist.jsonl")
+    >>> summary = summarise(log.history, seconds=2.0)
+    >>> summary.samples_per_second
+    32.0
+
     Args:
         history: The rounds of the stretch of time.
         seconds: Its length.

@@ -13,13 +13,12 @@ from horovod_abs.observe.runlog import Epoch, Event, Round, Run, RunLog
 
 
 class TensorBoardWriter:
-    """Writes each round's figures; on one rank::
+    """Writes each round's figures, on one rank.
 
-        if hvd.rank() == 0:
-            board = TensorBoardWriter("runs/mnist")
-            board.watch(optimizer)
-        …
-            board.values({"accuracy": 0.93}, step=optimizer.last_round.round)
+    >>> if hvd.rank() == 0:
+    ...     board = TensorBoardWriter("runs/board")
+    ...     board.watch(optimizer)
+    ...     board.values({"accuracy": 0.93}, step=0)
 
     Steps are rounds. ``batch/global`` and ``batch/rank i`` are samples, ``speed`` samples per second of all ranks,
     ``idle/rank i`` the share of the time between two merges in which the rank did not compute, ``exchange seconds``

@@ -67,6 +67,9 @@ class ClusterError(ValueError):
 def load(cluster: str | Path) -> ClusterModel:
     """A preset, or what a TOML file describes.
 
+    >>> [rank.speed for rank in load("mixed").ranks]
+    [1.0, 1.0, 0.5, 0.25]
+
     Args:
         cluster: Name of a preset (:data:`PRESETS`), or the path of a file.
 

@@ -1,8 +1,10 @@
 """Several algorithms on one cluster, side by side: run, table, plot, and which to take.
 
-comparison = compare(load("mixed"), megabytes=44.0)
-comparison.recommendation
-comparison.figure()
+>>> from horovod_abs.plan.clusters import load
+>>> comparison = compare(load("permanent"), ["synchronous", "abs"], megabytes=44.0, seconds=20.0, bar=False)
+>>> comparison.recommendation.partition(":")[0]
+'Take ABS-SGD'
+>>> comparison.figure().savefig("comparison.png")
 """
 
 from __future__ import annotations

@@ -21,14 +21,12 @@ _SIDECAR = "state.pkl"
 class Checkpointer(Checkpoints):
     """Writes checkpoints of model, optimizer, ledger, data set and random numbers, and finds the last one again.
 
-    ::
-
-        checkpoints = hvd.Checkpointer("runs/mnist", model, optimizer)
-        checkpoints.restore()
-        save = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: checkpoints.save())
-        model.fit(
-            data, initial_epoch=checkpoints.epoch, epochs=epochs, callbacks=hvd.callbacks.wrap([save])
-        )
+    >>> checkpoints = hvd.Checkpointer("runs/mnist", model, optimizer)
+    >>> found = checkpoints.restore()
+    >>> save = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: checkpoints.save())
+    >>> history = model.fit(
+    ...     data, initial_epoch=checkpoints.epoch, epochs=epochs, verbose=0, callbacks=hvd.callbacks.wrap([save])
+    ... )
 
     SIGTERM on any rank ends the run on all ranks, with a checkpoint, and SIGUSR1 takes one in mid-epoch: both are
     flags in the ledger, acted upon at the merge that shows them. Rank 0 writes, to a folder of another name that is

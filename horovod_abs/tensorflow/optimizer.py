@@ -62,23 +62,24 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     """Make an optimizer that computes on while gradients are exchanged, and lets every rank do as much as it can.
 
     The result is an instance of the class of ``optimizer`` and of :class:`DistributedOptimizerMixin`; state that
-    ``optimizer`` already has is kept. Call it on every rank, after ``hvd.init()``. Then::
+    ``optimizer`` already has is kept. Call it on every rank, after ``hvd.init()``. Then
 
-        model.compile(optimizer, loss)
-        model.fit(hvd.adaptive_dataset(x, y, optimizer=optimizer), callbacks=hvd.callbacks.wrap([...]))
+    >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05))
+    >>> model.compile(optimizer, "sparse_categorical_crossentropy")
+    >>> data = hvd.adaptive_dataset(x, y, optimizer=optimizer, batch_size=16)
+    >>> history = model.fit(data, verbose=0, callbacks=hvd.callbacks.wrap([]))
 
-    or in a loop of one's own::
+    or in a loop of one's own
 
-        @tf.function
-        def train(x, y):
-            with tf.GradientTape() as tape:
-                loss = loss_fn(y, model(x, training=True))
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-
-        for x, y in optimizer.epoch(dataset):
-            train(x, y)
-            optimizer.boundary()
+    >>> @tf.function
+    ... def train(x, y):
+    ...     with tf.GradientTape() as tape:
+    ...         loss = loss_fn(y, model(x, training=True))
+    ...     gradients = tape.gradient(loss, model.trainable_variables)
+    ...     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    >>> for images, labels in optimizer.epoch(data):
+    ...     train(images, labels)
+    ...     merged = optimizer.boundary()
 
     Args:
         optimizer: The optimizer to wrap, e.g. ``keras.optimizers.SGD(0.1)``.

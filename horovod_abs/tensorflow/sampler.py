@@ -35,10 +35,11 @@ def adaptive_dataset(
 ) -> tf.data.Dataset:
     """A data set for ``model.fit`` or ``optimizer.epoch``, of which each rank draws as much as it has time for.
 
-    ::
-
-        data = hvd.adaptive_dataset(x, y, optimizer=optimizer, batch_size=16)
-        model.fit(data, epochs=3, callbacks=hvd.callbacks.wrap([...]))
+    >>> model.compile(optimizer, "sparse_categorical_crossentropy")
+    >>> data = hvd.adaptive_dataset(x, y, optimizer=optimizer, batch_size=16)
+    >>> history = model.fit(data, epochs=3, verbose=0, callbacks=hvd.callbacks.wrap([]))
+    >>> optimizer.samples_seen == 3 * len(x)  # every sample once an epoch, whoever drew it
+    True
 
     All ranks together draw every sample exactly once an epoch. How many a rank draws follows from its speed, which all
     ranks know from the ledger. The data set looks longer than any rank's part is; the epoch ends with the callback.

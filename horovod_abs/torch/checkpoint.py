@@ -15,14 +15,16 @@ from horovod_abs.torch.functions import average_buffers, gather_objects
 class Checkpointer(Checkpoints):
     """Writes checkpoints of model, optimizer, ledger, sampler and random numbers, and finds the last one again.
 
-    ::
-
-        checkpoints = hvd.Checkpointer("runs/mnist", model, optimizer)
-        checkpoints.restore()
-        while sampler.epoch < epochs and not optimizer.stopped:
-            for x, y in optimizer.epoch(loader):
-                ...
-            checkpoints.save()
+    >>> sampler = hvd.AdaptiveSampler(train_set, optimizer)
+    >>> loader = DataLoader(train_set, batch_size=16, sampler=sampler)
+    >>> checkpoints = hvd.Checkpointer("runs/mnist", model, optimizer)
+    >>> found = checkpoints.restore()
+    >>> while sampler.epoch < epochs and not optimizer.stopped:
+    ...     for x, y in optimizer.epoch(loader):
+    ...         optimizer.zero_grad()
+    ...         loss_fn(model(x), y).backward()
+    ...         merged = optimizer.step(samples=len(x))
+    ...     file = checkpoints.save()
 
     SIGTERM on any rank ends the run on all ranks, with a checkpoint, and SIGUSR1 takes one in mid-epoch: both are
     flags in the ledger, acted upon at the merge that shows them. Rank 0 writes, to a file of another name that is

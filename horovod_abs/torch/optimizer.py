@@ -65,12 +65,16 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     """Make an optimizer that computes on while gradients are exchanged, and lets every rank do as much as it can.
 
     The result is an instance of the class of ``optimizer`` and of Horovod's ``_DistributedOptimizer``; state that
-    ``optimizer`` already has is kept. Call it on every rank, after ``hvd.init()``. Then, in the training loop::
+    ``optimizer`` already has is kept. Call it on every rank, after ``hvd.init()``.
 
-        for x, y in optimizer.epoch(loader):
-            optimizer.zero_grad()
-            loss_fn(model(x), y).backward()
-            optimizer.step(samples=len(x))
+    >>> optimizer = hvd.DistributedOptimizer(
+    ...     torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), named_parameters=model.named_parameters()
+    ... )
+    >>> loader = DataLoader(train_set, batch_size=16, sampler=hvd.AdaptiveSampler(train_set, optimizer))
+    >>> for x, y in optimizer.epoch(loader):
+    ...     optimizer.zero_grad()
+    ...     loss_fn(model(x), y).backward()
+    ...     merged = optimizer.step(samples=len(x))
 
     Args:
         optimizer: The optimizer to wrap, e.g. ``torch.optim.SGD(model.parameters(), lr=0.1)``.

@@ -29,14 +29,17 @@ _TRIALS = 5
 class HorovodRecorder:
     """Writes the run log of plain, synchronous Horovod, for ``horovod-abs simulate --from-log``; every rank makes one.
 
-    ::
-
-        optimizer = horovod.torch.DistributedOptimizer(...)        # Horovod's own, unchanged
-        recorder = HorovodRecorder(optimizer, "plain.jsonl", samples=16)
-        ...                                                        # train as ever
-        with recorder.pausing():                                   # evaluation does not count as computing
-            evaluate(model)
-        recorder.close()
+    >>> optimizer = horovod.torch.DistributedOptimizer(  # Horovod's own, unchanged
+    ...     torch.optim.SGD(model.parameters(), lr=0.05), named_parameters=model.named_parameters()
+    ... )
+    >>> recorder = HorovodRecorder(optimizer, "plain.jsonl", samples=16)
+    >>> for x, y in loader:
+    ...     optimizer.zero_grad()
+    ...     loss_fn(model(x), y).backward()
+    ...     optimizer.step()
+    >>> with recorder.pausing():  # evaluation does not count as computing
+    ...     evaluate(model)
+    >>> recorder.close()
 
     A rank computes from the end of one ``step`` until the next one waits for the gradients; loading is part of that.
     How long an exchange takes by itself is measured at the beginning, with nothing to hide it behind. All ranks gather

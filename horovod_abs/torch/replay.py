@@ -26,15 +26,17 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 @dataclass(frozen=True)
 class ReplayTask:
-    """What a run log does not hold. A function that ``horovod-abs replay --task`` names returns one::
+    """What a run log does not hold. A function that ``horovod-abs replay --task`` names returns one.
 
-        def task() -> ReplayTask:
-            return ReplayTask(
-                model=Net(),
-                optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-                dataset=train_set,
-                loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
-            )
+    >>> def task() -> ReplayTask:
+    ...     return ReplayTask(
+    ...         model=Net(),
+    ...         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    ...         dataset=train_set,
+    ...         loss=lambda model, batch: loss_fn(model(batch[0]), batch[1]),
+    ...     )
+    >>> len(task().dataset)
+    64
 
     Attributes:
         model: The model. It starts from the parameters that were saved beside the log, if they are there.

@@ -17,12 +17,14 @@ Batch = TypeVar("Batch")
 class AdaptiveSampler(Sampler[int]):
     """Draws this rank's samples from a permutation that all ranks share.
 
-    ::
-
-        sampler = hvd.AdaptiveSampler(train_set, optimizer)
-        loader = DataLoader(train_set, batch_size=16, sampler=sampler)
-        for x, y in optimizer.epoch(loader):
-            ...
+    >>> sampler = hvd.AdaptiveSampler(train_set, optimizer)
+    >>> loader = DataLoader(train_set, batch_size=16, sampler=sampler)
+    >>> for x, y in optimizer.epoch(loader):
+    ...     optimizer.zero_grad()
+    ...     loss_fn(model(x), y).backward()
+    ...     merged = optimizer.step(samples=len(x))
+    >>> optimizer.samples_seen == len(train_set)  # every sample once, whoever drew it
+    True
 
     How many a rank draws follows from its speed, which all ranks know from the ledger. Loader workers and prefetching
     work; ``len(loader)`` is not known in advance: ``optimizer.samples_seen`` is the measure of progress.
