@@ -15,7 +15,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	$$($(BIN)/python -m horovod_abs.install.index $(TORCH_INDEX)) --constraint horovod_abs/constraints.txt
 
-.PHONY: help setup test test-schedules test-tensorflow test-hosts test-docker demo lab notebooks clean
+.PHONY: help setup test test-schedules test-tensorflow test-hosts test-docker demo lab notebooks api clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -48,6 +48,9 @@ lab: setup ## Open the notebooks in JupyterLab
 
 notebooks: setup ## Execute all notebooks in place, which brings their outputs up to date (4 minutes)
 	$(BIN)/python -m tests.notebooks.executing
+
+api: setup ## Build the API reference into build/api
+	$(BIN)/python -m tests.documentation.api build/api
 
 clean: ## Remove .venv and everything that was generated; the caches stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

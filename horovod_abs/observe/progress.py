@@ -6,11 +6,16 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn, Protocol, TextIO
+from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO
 
 from tqdm import tqdm
 
 from horovod_abs.driver import RoundRecord
+
+if TYPE_CHECKING:
+    _Bar = tqdm[NoReturn]
+else:
+    _Bar = tqdm
 
 _LAUNCHED_INTERVAL = 2.0
 
@@ -48,7 +53,7 @@ class LineStream:
         self._stream.flush()
 
 
-def open_bar(total: int, stream: TextIO | None = None, *, enabled: bool = True) -> tqdm[NoReturn]:
+def open_bar(total: int, stream: TextIO | None = None, *, enabled: bool = True) -> _Bar:
     """A bar that also shows under a launcher.
 
     Args:
@@ -108,7 +113,7 @@ class TrainingBar:
         self._stream = stream
         self._window: deque[tuple[float, float, float]] = deque(maxlen=self.WINDOW)
         self._since = seconds()
-        self._bar: tqdm[NoReturn] | None = None
+        self._bar: _Bar | None = None
 
     def watch(self, optimizer: Observable) -> None:
         """Advance at every global update of ``optimizer``."""

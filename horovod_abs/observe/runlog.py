@@ -2,25 +2,21 @@
 
 Every line has a ``"kind"``. Times (``"at"``, ``"merged_at"``) are seconds since the first epoch (without one: since the
 first boundary) of rank 0's optimizer, ``"round"`` is the number of exchanges merged before the line (in a ``round``
-line: its own number, from 0).
+line: its own number, from 0). The kinds, and their other keys:
 
-=========== ===========================================================================================================
-kind        keys
-=========== ===========================================================================================================
-run         ``version`` of this schema; ``software`` versions by name; ``ranks``; ``exchange`` and ``options`` as
-            objects; ``clock`` and ``optimizer`` as text; ``columns``, the names of the numbers in a row; ``seed`` of
-            the framework's random numbers on rank 0; ``at``, and the same in seconds since 1970, ``started_at``;
-            ``round``, with which the run begins: not 0 if it goes on from a checkpoint.
-epoch       An epoch begins. ``round``, ``at``, ``sampler``: ``null``, or of an adaptive sampler ``number``,
-            ``length``, ``seed``, ``epoch``, ``shuffle``, ``drain``, ``continued`` (goes on with what was handed out
-            before) and ``loading``, by rank ``[samples in a micro-batch, samples drawn ahead]``.
-round       A merged exchange, empty ones included. ``round``, ``merged_at``, ``exchange_seconds`` (rank 0: from launch
-            to completion), ``learning_rates`` that the merge used, by parameter group, and ``rows``: one list a rank.
-closed      All ranks have closed: nothing is pending. ``round``, ``at``.
-epoch_end   The epoch has ended. ``round``, ``at``.
-event       What the program told with ``optimizer.log(…)``. ``round``, ``at``, ``samples`` seen, ``values`` by name
-            (numbers or text; ``null`` for a number that is not finite).
-=========== ===========================================================================================================
+- ``run``: ``version`` of this schema; ``software`` versions by name; ``ranks``; ``exchange`` and ``options`` as
+  objects; ``clock`` and ``optimizer`` as text; ``columns``, the names of the numbers in a row; ``seed`` of the
+  framework's random numbers on rank 0; ``at``, and the same in seconds since 1970, ``started_at``; ``round``, with
+  which the run begins: not 0 if it goes on from a checkpoint.
+- ``epoch``: an epoch begins. ``round``, ``at``, ``sampler``: ``null``, or of an adaptive sampler ``number``,
+  ``length``, ``seed``, ``epoch``, ``shuffle``, ``drain``, ``continued`` (goes on with what was handed out before) and
+  ``loading``, by rank ``[samples in a micro-batch, samples drawn ahead]``.
+- ``round``: a merged exchange, empty ones included. ``round``, ``merged_at``, ``exchange_seconds`` (rank 0: from launch
+  to completion), ``learning_rates`` that the merge used, by parameter group, and ``rows``: one list a rank.
+- ``closed``: all ranks have closed, and nothing is pending. ``round``, ``at``.
+- ``epoch_end``: the epoch has ended. ``round``, ``at``.
+- ``event``: what the program told with ``optimizer.log(…)``. ``round``, ``at``, ``samples`` seen, ``values`` by name
+  (numbers or text; ``null`` for a number that is not finite).
 
 Nothing is ever overwritten. A file that exists is appended to: a run begins with a new ``run`` line, and what stands
 before it and is not before its ``round`` no longer counts. So a resumed run continues its log, also after a crash that
