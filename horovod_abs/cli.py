@@ -6,6 +6,7 @@ Nothing heavy is imported here: a command imports what it runs when it is run, s
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from collections.abc import Iterator
@@ -207,23 +208,28 @@ def replay(
     log: _Log,
     task: Annotated[
         str,
-        typer.Option(metavar="MODULE:FUNCTION", help="A function that returns a horovod_abs.torch.replay.ReplayTask."),
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A function that returns a ReplayTask of horovod_abs.torch.replay or horovod_abs.tensorflow.replay.",
+        ),
     ],
     tolerance: Annotated[
         float | None, typer.Option(min=0.0, help="Exit with status 1 if the parameters differ by more than this.")
     ] = None,
 ) -> None:
-    """Repeat a recorded PyTorch run in one process, by the formulas, and compare the parameters.
+    """Repeat a recorded run in one process, by the formulas, and compare the parameters.
 
-    The run must have used an AdaptiveSampler. Runs in float64 agree to 1e-10; in float32 they drift apart as the sums
-    are rounded in another order, after some hundred rounds visibly.
+    The run must have used an AdaptiveSampler, or an adaptive_dataset. Runs in float64 agree to 1e-10; in float32 they
+    drift apart as the sums are rounded in another order, after some hundred rounds visibly.
     """
     with _problems_told():
         from horovod_abs.observe.runlog import read_run_log
-        from horovod_abs.torch.replay import load_task
-        from horovod_abs.torch.replay import replay as repeat
+        from horovod_abs.replays import load_task
 
-        compared = repeat(read_run_log(log), load_task(task))
+        run = read_run_log(log)
+        binding = "tensorflow" if "tensorflow" in run.run.software else "torch"
+        module = importlib.import_module(f"horovod_abs.{binding}.replay")
+        compared = module.replay(run, load_task(task, module.ReplayTask))
     print(f"repeated {compared.rounds:,} rounds of {compared.samples:,} samples")
     print(
         f"largest difference of the parameters: {compared.difference:.3g} "

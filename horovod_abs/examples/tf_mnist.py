@@ -25,6 +25,7 @@ from horovod_abs.examples.arguments import PLAIN, parse
 from horovod_abs.examples.mnist_keras import Images
 from horovod_abs.examples.trial import Batches, Trial
 from horovod_abs.observe.summary import Summary, summarise, summarise_totals
+from horovod_abs.tensorflow.replay import ReplayTask
 
 Score = Trial[keras.Model, list[NDArray[np.float32]]]
 BATCH = (tf.TensorSpec((None, 28, 28, 1), tf.float32), tf.TensorSpec((None,), tf.int64))
@@ -154,6 +155,16 @@ def main() -> None:
     model = mnist_keras.small_cnn()
     summary, batches = ALGORITHMS[args.algorithm](args, model, train_set, trial)
     trial.finish(model, summary, batches, lambda weights: mnist_keras.accuracy(weights, test_set))
+
+
+def replay_task() -> ReplayTask:
+    """What ``horovod-abs replay`` needs of a run with the default learning rate and seed, ``keras_mnist``'s too."""
+    return ReplayTask(
+        model=mnist_keras.small_cnn(),
+        optimizer=keras.optimizers.SGD(0.1),
+        dataset=mnist_keras.load(seed=0)[0],
+        loss=lambda model, batch: loss_of(batch[1], model(batch[0], training=True)),
+    )
 
 
 if __name__ == "__main__":

@@ -63,12 +63,12 @@ def adaptive_dataset(
     """
     if batch_size < 1 or prefetch < 0:
         raise ValueError(f"need batch_size >= 1 and prefetch >= 0, got {batch_size} and {prefetch}")
-    take, length = _source(x, y, sample_weight)
+    take, length = source(x, y, sample_weight)
     sampler = AdaptiveSampler(take, length, optimizer, batch_size, prefetch, shuffle, seed)
     return sampler.dataset()
 
 
-def _source(x: Any, y: Any, sample_weight: Any) -> tuple[Callable[[Sequence[int]], Batch], int]:
+def source(x: Any, y: Any = None, sample_weight: Any = None) -> tuple[Callable[[Sequence[int]], Batch], int]:
     """What makes a batch of samples with some indices, and how many samples there are."""
     if y is None and sample_weight is None and not _is_arrays(x):
         if not hasattr(x, "__getitem__"):

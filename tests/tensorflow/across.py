@@ -9,7 +9,7 @@ import torch
 
 from horovod_abs.core.scaling import Scaling
 from horovod_abs.observe.schedule import MicroBatch, RecordedRound
-from horovod_abs.torch import formulas, formulas_updates
+from horovod_abs.torch.formulas import Rules, UpdateRules, compute
 
 _x = np.random.default_rng(7).standard_normal((90, 6))
 INPUTS, TARGETS = torch.from_numpy(_x), torch.from_numpy(np.sin(_x.sum(1, keepdims=True)))
@@ -30,14 +30,12 @@ def largest_difference(record: dict[str, Any]) -> float:
     model = _model(record["initial"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.875 if scaling.rule == "none" else 0.0)
     if kind == "Gradients":
-        formulas.compute(rounds, model, optimizer, _loss, formulas.Rules(**rules))
+        compute(rounds, model, optimizer, _loss, Rules(**rules))
     else:
         if "outer" in rules:
             rate = rules["outer"]
             rules["outer"] = lambda tensors: torch.optim.SGD(tensors, lr=rate, momentum=0.875, nesterov=True)
-        formulas_updates.compute(
-            rounds, model, optimizer, _loss, formulas_updates.UpdateRules(scaling=scaling, **rules)
-        )
+        compute(rounds, model, optimizer, _loss, UpdateRules(scaling=scaling, **rules))
     expected = [_as_keras(p) for p in model.parameters()]
     final = [np.array(weight) for weight in record["final"]]
     moved = max(np.abs(e - np.array(i)).max() for e, i in zip(expected, record["initial"], strict=True))

@@ -1,7 +1,7 @@
 """Runs of several ranks, and what they must equal: the formulas, in a single process, with a plain Keras optimizer.
 
-A :class:`Recorder` writes down, on each rank, which samples went into which round; :func:`replay` computes the same
-rounds as ``horovod_abs.torch.formulas`` says, and uses nothing of what exchanges gradients.
+A :class:`Recorder` writes down, on each rank, which samples went into which round; a :class:`Trial` computes the same
+rounds by :mod:`horovod_abs.tensorflow.formulas`, which uses nothing of what exchanges gradients.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from horovod_abs.observe.schedule import RecordedRound
+from horovod_abs.tensorflow.formulas import Rules, compute
 from tests.tensorflow.scenario import Naps, Ranks, flat, small_model, wrap
 
-Gradients = list[Any]
 INDICES = tf.TensorSpec([None], tf.int64)
 
 
@@ -83,120 +84,6 @@ def gather_rounds(ranks: Ranks, recorder: Recorder) -> Rounds:
         for round, drawn in micro_batches:
             indices[round][rank].extend(drawn)
     return Rounds(indices, sessions)
-
-
-# -- the formulas ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Rules:
-    """How gradients become updates; the names are those of ``DistributedOptimizer`` and ``Gradients``."""
-
-    delay: int = 1
-    staleness: str | None = None
-    taylor_lambda: float = 0.04
-    clip_grad_norm: float | None = None
-    factor: Callable[[float, float], float] = lambda batch, seen: 1.0
-
-
-@dataclass
-class _Gradient:
-    samples: tuple[int, ...]
-    mean: Gradients
-    own: list[Gradients]
-    taken_at: list[np.ndarray]
-
-
-class Replay:
-    """One loop over rounds, with a model and a plain optimizer."""
-
-    def __init__(
-        self, model: keras.Model, optimizer: Any, task: Any, rules: Rules, after: Callable[[], object]
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.task = task
-        self.rules = rules
-        self.after = after
-        self.pending: list[_Gradient] = []
-        self.seen = self.last_batch = 0
-
-    def run(self, rounds: Rounds) -> None:
-        for number, shares in enumerate(rounds.indices):
-            drained = self.rules.delay == 0 or number in rounds.sessions
-            self._apply_all_but(0 if drained else 1)
-            self.pending.append(self._gradient(shares, self.pending[-1] if self.pending else None))
-        self._apply_all_but(0)
-
-    def _gradient(self, shares: list[list[int]], before: _Gradient | None) -> _Gradient:
-        here = self.model.get_weights()
-        sums = []
-        for rank, indices in enumerate(shares):
-            if self.rules.staleness == "lookahead" and before is not None and before.samples[rank]:
-                self._predict(before, rank)
-            sums.append(self._sum(indices))
-            self.model.set_weights(here)
-        samples = tuple(map(len, shares))
-        own = [_scaled(total, 1 / max(count, 1)) for total, count in zip(sums, samples, strict=True)]
-        mean = _scaled([sum(parts) for parts in zip(*sums, strict=True)], 1 / max(sum(samples), 1))
-        return _Gradient(samples, mean, own, [np.array(v) for v in self.model.trainable_variables])
-
-    def _sum(self, indices: list[int]) -> Gradients:
-        variables = self.model.trainable_variables
-        if not indices:
-            return [np.zeros(v.shape) for v in variables]
-        return [g.numpy() for g in self._gradients(tf.constant(indices, tf.int64))]
-
-    @tf.function(input_signature=[INDICES], autograph=False)
-    def _gradients(self, indices: tf.Tensor) -> Gradients:
-        with tf.GradientTape() as tape:
-            loss = self.task.loss(self.model, indices) * tf.cast(tf.size(indices), tf.float64)
-        return tape.gradient(loss, [v.value for v in self.model.trainable_variables])
-
-    def _predict(self, before: _Gradient, rank: int) -> None:
-        kept = [np.array(v) for v in self.optimizer.variables]
-        factor = self.rules.factor(self.last_batch or before.samples[rank], self.seen)
-        self._step(self._clipped(before.own[rank]), factor)
-        for variable, value in zip(self.optimizer.variables, kept, strict=True):
-            variable.assign(value)
-
-    def _apply_all_but(self, in_flight: int) -> None:
-        while len(self.pending) > in_flight:
-            gradient = self.pending.pop(0)
-            batch, before = sum(gradient.samples), self.seen
-            self.seen += batch
-            if batch == 0:
-                continue
-            self.last_batch = batch
-            mean = self._clipped(gradient.mean)
-            if self.rules.staleness == "taylor":
-                now = [np.array(v) for v in self.model.trainable_variables]
-                moved = zip(mean, now, gradient.taken_at, strict=True)
-                mean = [g + self.rules.taylor_lambda * g * g * (x - then) for g, x, then in moved]
-            self._step(mean, self.rules.factor(batch, before))
-            self.after()
-
-    def _clipped(self, gradients: Gradients) -> Gradients:
-        if self.rules.clip_grad_norm is None:
-            return gradients
-        norm = np.sqrt(sum(float((g**2).sum()) for g in gradients))
-        return _scaled(gradients, min(1.0, self.rules.clip_grad_norm / (norm + 1e-6)))
-
-    def _step(self, gradients: Gradients, factor: float) -> None:
-        rate = float(self.optimizer.learning_rate)
-        if factor != 1.0:
-            self.optimizer.learning_rate = rate * factor
-        self._apply([tf.constant(g) for g in gradients])
-        if factor != 1.0:
-            self.optimizer.learning_rate = rate
-
-    @tf.function(autograph=False)
-    def _apply(self, gradients: Gradients) -> None:
-        self.optimizer.apply(gradients, self.model.trainable_variables)
-
-
-def _scaled(gradients: Gradients, factor: float) -> Gradients:
-    return [g * factor for g in gradients]
 
 
 # -- a whole run, and its replay -------------------------------------------------------------------------------------
@@ -308,7 +195,11 @@ class Trial:
         for variable, value in zip(optimizer.variables, self.recorder.initial_state, strict=False):
             variable.assign(value)
         rules = Rules(**{"delay": self.optimizer._rounds.driver.engine.delay, **how})
-        Replay(model, optimizer, self.task, rules, after).run(rounds)
+        recorded = [
+            RecordedRound([[own] if own else [] for own in shares], drained=number in rounds.sessions)
+            for number, shares in enumerate(rounds.indices)
+        ]
+        compute(recorded, model, optimizer, np.array, self.task.loss, rules, after_merge=after)
         return flat(model)
 
     def check(self, tolerance: float = 1e-10, **how: Any) -> Rounds:

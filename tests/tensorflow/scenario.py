@@ -26,6 +26,7 @@ MODULES = (
     "tests.tensorflow.scenarios_fit",
     "tests.tensorflow.scenarios_updates",
     "tests.tensorflow.scenarios_recording",
+    "tests.tensorflow.scenarios_replay",
     "tests.tensorflow.scenarios_refused",
 )
 

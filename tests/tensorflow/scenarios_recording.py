@@ -21,7 +21,7 @@ from tests.tensorflow.scenario import Naps, Ranks, digest, flat, scenario, small
 
 
 @contextmanager
-def _folder(ranks: Ranks) -> Iterator[Path]:
+def folder_of(ranks: Ranks) -> Iterator[Path]:
     """A folder that all ranks share."""
     with tempfile.TemporaryDirectory() as own:
         yield Path(ranks.gather(own)[0])
@@ -73,7 +73,8 @@ class Training:
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             outputs = self.model(tf.gather(self.task.x, indices), training=True)
-            loss = tf.reduce_mean((outputs - tf.gather(self.task.y, indices)) ** 2)
+            reduce = tf.reduce_sum if self.options.get("loss_reduction") == "sum" else tf.reduce_mean
+            loss = reduce((outputs - tf.gather(self.task.y, indices)) ** 2)
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
@@ -100,7 +101,7 @@ def recorded_and_repeated(ranks: Ranks) -> None:
 
     from horovod_abs.cli import app
 
-    with _folder(ranks) as folder:
+    with folder_of(ranks) as folder:
         path = folder / "run.jsonl"
         options = {"exchange": hvd.Gradients(staleness="lookahead"), "clip_grad_norm": 0.7}
         first = Training(ranks, {**options, "record": path})
@@ -139,7 +140,7 @@ def updates_stopped_resumed_and_repeated(ranks: Ranks) -> None:
 
 
 def _stop_resume_and_repeat(ranks: Ranks, exchange: Any) -> None:
-    with _folder(ranks) as folder, _signals_put_back():
+    with folder_of(ranks) as folder, _signals_put_back():
         path, checkpoints = folder / "run.jsonl", folder / "kept"
 
         def terminate(number: int) -> None:
@@ -177,7 +178,7 @@ def _stop_resume_and_repeat(ranks: Ranks, exchange: Any) -> None:
 @scenario
 def checkpoints_in_plain_keras(ranks: Ranks) -> None:
     """SIGUSR1 takes a checkpoint in mid-epoch; the last few are kept; plain Keras loads what was saved."""
-    with _folder(ranks) as folder, _signals_put_back():
+    with folder_of(ranks) as folder, _signals_put_back():
         training = Training(ranks, {"clock": hvd.CountClock(2)}, _forgetful_model(), adam)
         keeper = hvd.Checkpointer(folder / "kept", training.model, training.optimizer, keep=2)
 
@@ -225,7 +226,7 @@ def fit_stopped_and_resumed(ranks: Ranks) -> None:
             return super().train_step(data)
 
     drawn: list[float] = []
-    with _folder(ranks) as folder, _signals_put_back():
+    with folder_of(ranks) as folder, _signals_put_back():
         for stops in (True, False):
             keras.utils.set_random_seed(int(stops))
             inputs = keras.Input((6,))

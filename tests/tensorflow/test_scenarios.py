@@ -24,7 +24,7 @@ FIRST = (
     "updates_by_each_clock",
 )
 LATER = [name for name in scenarios() if name not in FIRST]
-LAST = [name for name in LATER if scenarios()[name].run.__module__.endswith(("recording", "refused"))]
+LAST = [name for name in LATER if scenarios()[name].run.__module__.endswith(("recording", "replay", "refused"))]
 """Of these a launch of their own, so that none takes too long."""
 ACROSS = (
     "updates_by_each_clock",

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ import horovod_abs.torch as hvd
 from horovod_abs.core.ledger import Flag
 from horovod_abs.core.scaling import Scaling
 from horovod_abs.observe.schedule import RecordedRound, ReplayError
-from horovod_abs.torch.formulas_updates import UpdateRules, compute
+from horovod_abs.torch.formulas import UpdateRules, compute
 from horovod_abs.torch.replay import ReplayTask, replay
 from tests.torch.replay import Regression, Trial, adam, sgd
 from tests.torch.scenario import Ranks, digest, flat, scenario, small_model, wrap
@@ -81,7 +82,7 @@ class Updates(Trial):
         difference = float((flat(self.model) - flat(model)).abs().max())
         assert difference <= tolerance, f"parameters differ from the formulas by {difference:g}"
         self.ranks.assert_same(digest(self.model), "parameters")
-        return [torch.cat([p.double().flatten() for p in each]) for each in history]
+        return [torch.from_numpy(np.concatenate([x.ravel() for x in each])) for each in history]
 
 
 def trial(

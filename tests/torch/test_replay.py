@@ -16,7 +16,8 @@ import horovod_abs.torch as hvd
 from horovod_abs.cli import app
 from horovod_abs.observe.recorder import initial_path, parameters_path
 from horovod_abs.observe.schedule import ReplayError, recorded_rounds
-from horovod_abs.torch.replay import ReplayTask, load_task, replay
+from horovod_abs.replays import load_task
+from horovod_abs.torch.replay import ReplayTask, replay
 from tests.torch.replay import Regression, adam, sgd
 from tests.torch.scenario import small_model, wrap
 
@@ -203,7 +204,7 @@ def test_parameters_that_are_missing_or_of_another_model(tmp_path: Path) -> None
 )
 def test_a_task_that_is_none(name: str, message: str) -> None:
     with pytest.raises(ReplayError, match=message):
-        load_task(name)
+        load_task(name, ReplayTask)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
 from horovod_abs.core.scaling import Scaling
 from horovod_abs.observe.schedule import RecordedRound
 from horovod_abs.torch.exchanges import ModelUpdates
-from horovod_abs.torch.formulas_updates import UpdateRules, compute
+from horovod_abs.torch.formulas import UpdateRules, compute
 from horovod_abs.torch.payloads import Options
 from horovod_abs.torch.updates import UpdatePayload
 
@@ -221,7 +221,7 @@ class Run:
         )
         model = copy.deepcopy(self.model)
         history = compute(self.rounds(), model, setting.make(model), self.loss, rules)
-        return model, [torch.cat([p.double().flatten() for p in each]) for each in history]
+        return model, [torch.from_numpy(np.concatenate([x.ravel() for x in each])) for each in history]
 
     def check_replay(self, tolerance: float = 1e-10, rounds: int | None = None) -> None:
         """The central model after every round (or the first few) is that of the replay."""

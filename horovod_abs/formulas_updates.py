@@ -19,18 +19,17 @@ References:
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from horovod_abs.core.scaling import Scaling
+from horovod_abs.formulas import Arrays, Gradients, Learner, Moments, clipped
 from horovod_abs.observe.runlog import RunLog
 from horovod_abs.observe.schedule import MicroBatch, RecordedRound, ReplayError
-
-Tensors = list[torch.Tensor]
-Loss = Callable[[torch.nn.Module, MicroBatch], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class UpdateRules:
     max_staleness: int = 16
     weighting: str = "samples"
     average_state: bool = False
-    outer: Callable[[Tensors], torch.optim.Optimizer] | None = None
+    outer: Any = None
     min_micro_batches: int = 1
     clip_grad_norm: float | None = None
     loss_reduction: str = "mean"
@@ -65,119 +64,109 @@ class UpdateRules:
         )
 
 
-def compute(
-    rounds: Sequence[RecordedRound],
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss: Loss,
-    rules: UpdateRules,
-) -> list[Tensors]:
-    """Train ``model`` by recorded rounds; it ends as the central model.
+def compute(rounds: Sequence[RecordedRound], learner: Learner, rules: UpdateRules) -> list[Arrays]:
+    """Train by recorded rounds; the model ends as the central one.
 
     Args:
         rounds: What was computed. A micro-batch without samples counts, and is not stepped on.
-        model: The model with its first parameters.
-        optimizer: A plain optimizer of it, as it is at first on every rank.
-        loss: The loss of the samples with some indices.
+        learner: The model with its first parameters, and an optimizer as it is at first on every rank.
         rules: How updates are made and averaged.
 
     Returns:
         The central model after each round.
     """
-    central = _Central(_trained(optimizer), rules)
-    ranks = [_Rank(*copy.deepcopy((model, optimizer)), rules) for _ in (rounds[0].micro_batches if rounds else ())]
-    history: list[Tensors] = []
+    central = _Central(learner, rules)
+    ranks = [_Rank(learner, rules) for _ in (rounds[0].micro_batches if rounds else ())]
+    history: list[Arrays] = []
     rates: Sequence[float] | None = None
     for number, round in enumerate(rounds):
         updates: list[_Update] = []
         for rank, micro_batches in zip(ranks, round.micro_batches, strict=True):
+            rank.resume()
             if number == 0 or round.drained:
                 rank.arrive(central)
             rank.wait_at_bound(central, 0)
             for done, indices in enumerate(micro_batches, start=1):
                 if indices:
-                    value = loss(rank.model, indices)
-                    rank.step(value, len(indices), round.learning_rates if rank.arrived else rates, len(ranks))
+                    rank.step(indices, round.learning_rates if rank.arrived else rates, len(ranks))
                 rank.wait_at_bound(central, done)
             updates.append(rank.hand_over(central, round, len(updates)))
         central.merge(updates)
-        history.append(_copies(central.parameters))
+        history.append(central.parameters)
         rates = round.learning_rates
+    learner.set_parameters(central.parameters)
     return history
 
 
 @dataclass
 class _Update:
-    """What a rank hands over: the change of its model, and what its optimizer keeps by parameter and name."""
+    """What a rank hands over: the change of its model, and what its optimizer keeps."""
 
     weight: float
-    change: Tensors
-    kept: dict[tuple[int, str], torch.Tensor]
+    change: Arrays
+    kept: Moments
 
 
 class _Central:
     """The central model.
 
     Attributes:
-        parameters: Those of the model that is trained.
+        parameters: Its parameters.
         mean_state: The mean of what the ranks' optimizers had kept, with the last update that was merged.
     """
 
-    def __init__(self, parameters: Tensors, rules: UpdateRules) -> None:
-        self.parameters = parameters
-        self.mean_state: dict[tuple[int, str], torch.Tensor] = {}
-        self._outer = rules.outer(parameters) if rules.outer else None
+    def __init__(self, learner: Learner, rules: UpdateRules) -> None:
+        self.parameters = learner.parameters()
+        self.mean_state: Moments = {}
+        self._outer = learner.outer(rules.outer) if rules.outer else None
 
-    @torch.no_grad()
     def merge(self, updates: Sequence[_Update]) -> None:
         self.mean_state = {}
         total = sum(update.weight for update in updates)
         if total == 0:
             return
-        for index, parameter in enumerate(self.parameters):
-            mean = sum((each.change[index] * (each.weight / total) for each in updates), torch.zeros_like(parameter))
-            if self._outer is None:
-                parameter.add_(mean)
-            else:
-                parameter.grad = -mean
+        shares = [(update, update.weight / total) for update in updates if update.weight]
+        means: Arrays = [
+            np.sum([each.change[i] * share for each, share in shares], axis=0) for i in range(len(self.parameters))
+        ]
         if self._outer is not None:
-            self._outer.step()
-            self._outer.zero_grad()
-        for key in {key for update in updates if update.weight for key in update.kept}:
-            kept = [each.kept[key] * (each.weight / total) for each in updates if each.weight and key in each.kept]
-            self.mean_state[key] = sum(kept[1:], kept[0])
+            self.parameters = self._outer([-mean for mean in means])
+        else:
+            self.parameters = [x + mean for x, mean in zip(self.parameters, means, strict=True)]
+        keys = {key for each, _ in shares for key in each.kept}
+        self.mean_state = {
+            key: np.sum([each.kept[key] * share for each, share in shares if key in each.kept], axis=0) for key in keys
+        }
 
 
 class _Rank:
-    """One rank: a model of its own, and an optimizer of it.
+    """One rank: parameters and an optimizer's state of its own, which the learner has while it computes.
 
     Attributes:
         arrived: Whether all exchanges before this round have reached the rank.
         in_flight: Micro-batches of the round before, if they are not in the central model that it has seen.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rules: UpdateRules) -> None:
-        self.model = model
+    def __init__(self, learner: Learner, rules: UpdateRules) -> None:
         self.arrived = False
         self.in_flight = 0
-        self._optimizer = optimizer
+        self._learner = learner
         self._rules = rules
-        self._parameters = _trained(optimizer)
-        self._start = _copies(self._parameters)
+        self._start = learner.parameters()
+        self._state = learner.state()
         self._steps = 0
 
-    def step(self, loss: torch.Tensor, samples: int, rates: Sequence[float] | None, ranks: int) -> None:
-        self._optimizer.zero_grad()
-        (loss if self._rules.loss_reduction == "mean" else loss / samples).backward()
-        if self._rules.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._rules.clip_grad_norm)
-        groups = self._optimizer.param_groups
-        kept = rates or [group["lr"] for group in groups]
-        for group, rate in zip(groups, kept, strict=True):
-            group["lr"] = rate * self._rules.scaling.factor(ranks, self._steps)
-        self._optimizer.step()
-        for group, rate in zip(groups, kept, strict=True):
-            group["lr"] = rate
+    def resume(self) -> None:
+        """Compute from here on."""
+        self._learner.set_parameters(self._start)
+        self._learner.set_state(self._state)
+
+    def step(self, indices: MicroBatch, rates: Sequence[float] | None, ranks: int) -> None:
+        gradients: Gradients = self._learner.gradients(indices)
+        if self._rules.loss_reduction == "sum":
+            gradients = [None if g is None else g / len(indices) for g in gradients]
+        factor = self._rules.scaling.factor(ranks, self._steps)
+        self._learner.step(clipped(gradients, self._rules.clip_grad_norm), factor, rates)
         self._steps += 1
 
     def wait_at_bound(self, central: _Central, done: int) -> None:
@@ -189,8 +178,8 @@ class _Rank:
     def arrive(self, central: _Central) -> None:
         """The central model reaches the rank in mid-round."""
         self._go_on_from(central, self._change())
-        self._start = _copies(central.parameters)
-        self._take_state(central)
+        self._start = central.parameters
+        self._learner.set_moments(central.mean_state)
         self.arrived, self.in_flight = True, 0
 
     def hand_over(self, central: _Central, round: RecordedRound, number: int) -> _Update:
@@ -199,49 +188,25 @@ class _Rank:
         update = _Update(
             weight=samples if self._rules.weighting == "samples" else float(samples > 0),
             change=self._change(),
-            kept=self._kept() if self._rules.average_state else {},
+            kept=self._learner.moments() if self._rules.average_state else {},
         )
         if not self.arrived:
-            self._take_state(central)
+            self._learner.set_moments(central.mean_state)
         if not _finite((*update.change, *update.kept.values())):
-            update = _Update(0.0, [torch.zeros_like(p) for p in self._parameters], {})
-            if not _finite(self._kept().values()):
-                self._optimizer.state.clear()
+            update = _Update(0.0, [np.zeros_like(x) for x in self._start], {})
+            if not _finite(self._learner.moments().values()):
+                self._learner.forget()
         self._go_on_from(central, update.change)
-        self._start = _copies(self._parameters)
+        self._start, self._state = self._learner.parameters(), self._learner.state()
         self.arrived, self.in_flight = False, len(round.micro_batches[number])
         return update
 
-    def _change(self) -> Tensors:
-        return [p.detach() - start for p, start in zip(self._parameters, self._start, strict=True)]
+    def _change(self) -> Arrays:
+        return [x - start for x, start in zip(self._learner.parameters(), self._start, strict=True)]
 
-    @torch.no_grad()
-    def _go_on_from(self, central: _Central, change: Tensors) -> None:
-        for parameter, shared, own in zip(self._parameters, central.parameters, change, strict=True):
-            parameter.copy_(shared + own)
-
-    def _kept(self) -> dict[tuple[int, str], torch.Tensor]:
-        return {
-            (index, name): value.clone()
-            for index, parameter in enumerate(self._parameters)
-            for name, value in self._optimizer.state[parameter].items()
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.is_floating_point()
-        }
-
-    def _take_state(self, central: _Central) -> None:
-        for (index, name), value in central.mean_state.items():
-            kept = self._optimizer.state[self._parameters[index]]
-            if name in kept:
-                kept[name].copy_(value)
+    def _go_on_from(self, central: _Central, change: Arrays) -> None:
+        self._learner.set_parameters([x + own for x, own in zip(central.parameters, change, strict=True)])
 
 
-def _trained(optimizer: torch.optim.Optimizer) -> Tensors:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-
-
-def _finite(tensors: Iterable[torch.Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    return [tensor.detach().clone() for tensor in tensors]
+def _finite(arrays: Iterable[NDArray[np.float64]]) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
