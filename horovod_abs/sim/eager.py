@@ -73,7 +73,7 @@ class EagerSGD(Strategy):
 
     def _worker(self, rank: int) -> Process:
         taken = averaged = 0
-        leaves = self.speeds.leaves(rank)
+        leaves, merge_seconds = self.speeds.leaves(rank), self.speeds.cluster.merge_seconds
         while self.now < leaves:
             seconds = self._compute_seconds(rank)
             begun = self._begun
@@ -85,8 +85,10 @@ class EagerSGD(Strategy):
                     yield from self._allreduce(self._backward * seconds)
                 else:
                     yield None
-            taken = self._done
-            self.replicas.apply(rank, self._latest)
+            taken, latest = self._done, self._latest
+            if merge_seconds:
+                yield merge_seconds
+            self.replicas.apply(rank, latest)
             if taken // self._every > averaged:
                 averaged = taken // self._every
                 yield from self._meet(averaged)

@@ -197,7 +197,7 @@ class AsynchronousSGD(Strategy):
         while self.now < leaves:
             while not self._may_start(rank):
                 yield None
-            yield self._pulls.take(self.now) - self.now
+            yield self._pulls.take(self.now) - self.now + self.speeds.cluster.merge_seconds
             self.learner.pull(rank)
             self._has[rank] = self.updates
             seconds = self._compute_seconds(rank)
