@@ -44,7 +44,7 @@ demo: setup ## Compare plain Horovod with ABS-SGD on four workers of unequal spe
 	$(BIN)/python -m horovod_abs.examples.demo
 
 lab: setup ## Open the notebooks in JupyterLab
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 notebooks: setup ## Execute all notebooks in place, which brings their outputs up to date (4 minutes)
 	$(BIN)/python -m tests.notebooks.executing
