@@ -7,9 +7,10 @@ keeps the history, and turns what goes wrong into a message that names rank, cau
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -153,6 +154,8 @@ class Driver:
         announcer: Names the missing ranks when an exchange does not complete.
         ticker: Calls the end of rounds; without one each rank takes the time itself.
         exchange_timeout: Seconds without completion after which the rank gives up.
+        peers: The drivers of all optimizers in this process. While this one has no work, they take part in their
+            exchanges without any, or a rank that waits for one of those would never come to this one's.
         seconds: A clock that does not go backwards.
 
     Attributes:
@@ -180,6 +183,7 @@ class Driver:
         announcer: Announcer | None = None,
         ticker: Ticker | None = None,
         exchange_timeout: float = 60.0,
+        peers: Collection[Driver] = (),
         seconds: Callable[[], float] = time.perf_counter,
     ) -> None:
         if exchange_timeout <= 0:
@@ -202,12 +206,13 @@ class Driver:
         self._scheduled = -1
         self._commands: deque[Flag] = deque()
         self._timeout = exchange_timeout
+        self._peers = peers
         self._seconds = seconds
         self._began: float | None = None
         self._launched_at = 0.0
         self._completed_at: float | None = None
         self._announced = -1
-        self._in_epoch = False
+        self._in_epoch = self._adaptive = False
         self._stepped = False
         self._counted = True
         self._put_off = False
@@ -222,15 +227,27 @@ class Driver:
         Args:
             weight: Samples that it adds to the average.
             seconds: Time that it took to compute.
+
+        Raises:
+            RunError: another optimizer is in use, and the two could wait for one another.
         """
+        if self.engine.closed:
+            self._refuse_deadlocks()
         merged = self._put_off and self.boundary()
+        self.engine.fed()
+        if not self.engine.unasked:  # it has taken part without work meanwhile, and not all ranks have yet
+            merged = self.boundary() or merged
         self.engine.micro_batch_done(weight, 0.0 if self._in_epoch else weight, seconds)
         self._stepped = True
         self._put_off = self._in_epoch and self._is_last()
         return merged if self._put_off else self.boundary() or merged
 
-    def boundary(self) -> bool:
-        """Do what the engine asks for until the rank may compute, or all ranks have closed. True if it merged."""
+    def boundary(self, *, wait: bool = True) -> bool:
+        """Do what the engine asks for until the rank may compute, or all ranks have closed. True if it merged.
+
+        Args:
+            wait: Whether to wait for an exchange if the rank may not compute.
+        """
         merged, self.failed, self._put_off = False, True, False
         while self._commands:
             self.engine.raise_flag(self._commands.popleft())
@@ -238,6 +255,8 @@ class Driver:
             self._look()
             match self.engine.next_action(self._now()):
                 case Action.WAIT:
+                    if not wait:
+                        break
                     self._wait()
                 case Action.MERGE:
                     self._merge()
@@ -312,6 +331,8 @@ class Driver:
                 "an epoch begins while rounds are pending",
                 "End a loop without epoch() with synchronize(), on every rank",
             )
+        self._adaptive = sampler is not None
+        self._refuse_deadlocks()
         drawn_target = engine.ledger.total_drawn + drawn
         engine.open(drawn_target, rounds_target=engine.ledger.rounds + rounds, exact=exact)
         self._in_epoch, self._is_last = True, is_last
@@ -331,7 +352,7 @@ class Driver:
                 self._leave()
             raise
         finally:
-            self._in_epoch = False
+            self._in_epoch = self._adaptive = False
             self.batch_size = None
             self.log.epoch_ends()
 
@@ -484,6 +505,10 @@ class Driver:
         while self._completed_at is None:
             time.sleep(self.POLL_SECONDS)
             self._look()
+            if self.engine.closing or self.engine.starved:
+                for peer in self._open_peers():
+                    peer.engine.starve()
+                    peer.boundary(wait=False)
             if self._completed_at is None and self._now() > patience:
                 missing, busy = self._behind()
                 all_excused = missing == busy and (bool(missing) or before is None)
@@ -492,6 +517,30 @@ class Driver:
                 before = missing, busy
                 patience = self._now() + self._timeout
         self.engine.waited(self._now() - began)
+
+    def _open_peers(self) -> list[Driver]:
+        return [peer for peer in self._peers if peer is not self and not peer.engine.closed and not peer.failed]
+
+    def _refuse_deadlocks(self) -> None:
+        """One rank must not wait in this optimizer's exchange while another waits in another optimizer's."""
+        for peer in self._open_peers():
+            for one, other in ((self, peer), (peer, self)):
+                if one.engine.delay == 1 or (other.engine.delay == 1 and other.engine.max_staleness == math.inf):
+                    continue
+                if one.engine.clock.interval is not None:
+                    raise RunError(
+                        self.rank,
+                        f"two optimizers are in use that wait for exchanges, one of them, with Gradients(delay=0), for "
+                        f"those that {one.engine.clock!r} calls: ranks would wait for one another",
+                        "Use SyncClock or CountClock for both, or Gradients(delay=1) for one of them",
+                    )
+                if one._adaptive and other.engine.delay == 0:
+                    raise RunError(
+                        self.rank,
+                        "two optimizers with Gradients(delay=0) are in use in an epoch of an adaptive sampler, in "
+                        "which ranks run out of data at different times: they would wait for one another",
+                        "Use Gradients(delay=1) for one of them, or another sampler",
+                    )
 
     def _behind(self) -> tuple[list[int], list[int]]:
         """Ranks that are not known to have launched, and those of them that are busy."""

@@ -33,6 +33,7 @@ _ROOM_FOR_UPDATES = 64.0
 _LARGEST_FLOAT16 = 65504.0
 
 _made: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # process set -> numbers of its optimizers
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
 def cannot_overflow(bound: float, scale: float) -> bool:
@@ -280,8 +281,15 @@ def open_rounds(
         control = mpi.control_plane()
         ticker = mpi.Ticker(control, identity.code, wire.rank, ranks) if control else None
     driver = Driver(
-        engine, payload, rank=wire.rank, announcer=announcer, ticker=ticker, exchange_timeout=exchange_timeout
+        engine,
+        payload,
+        rank=wire.rank,
+        announcer=announcer,
+        ticker=ticker,
+        exchange_timeout=exchange_timeout,
+        peers=_drivers,
     )
+    _drivers.add(driver)
     given = {
         "exchange": repr(exchange),
         "clock": repr(clock),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from horovod_abs import shutdown
-from horovod_abs.core.clocks import CountClock, SyncClock
+from horovod_abs.core.clocks import CountClock, IntervalClock, SyncClock
 from horovod_abs.core.engine import Engine
 from horovod_abs.core.ledger import Column, Entry, Flag, Floats, Ledger
 from horovod_abs.driver import Driver
@@ -115,7 +115,12 @@ def make(network: Network, rank: int, *, engine: dict[str, Any] | None = None, *
 def together(size: int, program: Callable[[Driver], Any], **options: Any) -> list[Any]:
     """What ``program`` returns, or raises, on each rank."""
     network = Network(size)
-    drivers = [make(network, rank, **options) for rank in range(size)]
+    return in_threads(program, [make(network, rank, **options) for rank in range(size)])
+
+
+def in_threads(program: Callable[[Any], Any], drivers: list[Any]) -> list[Any]:
+    """The same, of drivers that are there already."""
+    size = len(drivers)
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
@@ -402,6 +407,73 @@ def test_waiting_is_measured() -> None:
     (fast, slow), _ = together(2, program, engine={"max_micro_batches": 1, "delay": 0})
     assert fast > 0.2
     assert fast > slow
+
+
+# -- two optimizers --------------------------------------------------------------------------------------------------
+
+
+def two_of_each_rank(size: int, *engines: dict[str, Any]) -> list[list[Driver]]:
+    """Two drivers in each process, that know of one another."""
+    networks = Network(size), Network(size)
+    ranks: list[list[Driver]] = []
+    for rank in range(size):
+        ranks.append([])
+        for network, engine in zip(networks, engines, strict=True):
+            ranks[-1].append(make(network, rank, engine=engine, peers=ranks[-1]))
+    return ranks
+
+
+@pytest.mark.parametrize("delays", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_rank_without_work_takes_part_in_the_exchanges_of_its_other_optimizers(delays: tuple[int, int]) -> None:
+    """It is at the end of one, while another rank waits for it in the other one."""
+
+    def program(drivers: list[Driver]) -> list[float]:
+        for _ in range(2):
+            for _ in range(5 if drivers[0].rank == 0 else 90):
+                for driver in drivers:
+                    driver.micro_batch_done(1, 0.0)
+            for driver in drivers:
+                driver.close()
+        return [float(driver.engine.ledger.weight.sum()) for driver in drivers]
+
+    done = in_threads(program, two_of_each_rank(2, *({"delay": delay} for delay in delays)))
+    assert done == [[190.0, 190.0]] * 2
+
+
+@pytest.mark.parametrize("delays", [(0, 1), (1, 0), (1, 1)])
+def test_a_rank_that_has_run_out_of_data_takes_part_in_them_too(delays: tuple[int, int]) -> None:
+    """Both optimizers go on, although the second is never closed."""
+
+    def program(drivers: list[Driver]) -> list[float]:
+        for _ in range(2):
+            batches = [1] * (3 if drivers[0].rank == 0 else 40)
+            for batch in drivers[0].epoch(iter(batches), lambda batch: batch):
+                for driver in drivers:
+                    driver.micro_batch_done(batch, 0.0)
+        drivers[1].close()
+        return [float(driver.engine.ledger.weight.sum()) for driver in drivers]
+
+    done = in_threads(program, two_of_each_rank(2, *({"delay": delay} for delay in delays)))
+    assert done == [[86.0, 86.0]] * 2
+
+
+def test_two_optimizers_that_would_wait_for_one_another_are_refused() -> None:
+    interval = {"delay": 0, "clock": IntervalClock(0.01)}
+    for engines in ((interval, {"delay": 0}), ({"max_staleness": 4}, interval)):
+        ((first, second),) = two_of_each_rank(1, *engines)
+        first.micro_batch_done(1, 0.0)
+        with pytest.raises(RunError, match=r"two optimizers are in use.*IntervalClock\(seconds=0\.01\).*Use SyncClock"):
+            second.micro_batch_done(1, 0.0)
+        first.close()
+        second.micro_batch_done(1, 0.0)
+    ((first, second),) = two_of_each_rank(1, {"delay": 0}, {"delay": 0})
+    for batch in first.epoch(iter([1]), lambda batch: batch, sampler={}):
+        first.micro_batch_done(batch, 0.0)
+        with pytest.raises(RunError, match=r"two optimizers with Gradients\(delay=0\).*adaptive"):
+            second.micro_batch_done(1, 0.0)
+    ((first, second),) = two_of_each_rank(1, interval, {})
+    first.micro_batch_done(1, 0.0)
+    second.micro_batch_done(1, 0.0)
 
 
 # -- ranks that do not answer ----------------------------------------------------------------------------------------

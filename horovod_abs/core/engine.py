@@ -308,6 +308,10 @@ class Engine:
         self.starved = True
         self.exhausted = self.exhausted or for_good
 
+    def fed(self) -> None:
+        """The rank has data again, although no merge has given it any."""
+        self.starved = False
+
     def waited(self, seconds: float) -> None:
         """The rank has waited for an exchange."""
         self._round.wait_seconds += seconds

@@ -123,3 +123,27 @@ def sparse_gradients(ranks: Ranks) -> None:
     rows[: ranks.size] = 2.0
     rows[7] = ranks.size
     np.testing.assert_allclose(trained.get_weights()[0], before - before * rows * 2 / 6 / ranks.size, atol=1e-12)
+
+
+@scenario(gloo=True)
+def two_optimizers_of_unlike_length(ranks: Ranks) -> None:
+    """As of a GAN, in loops of unlike length: a rank at its end holds up nobody; what would deadlock is refused."""
+    for clock in (hvd.SyncClock(), hvd.IntervalClock(0.01)):
+        variables = [keras.Variable(np.zeros(3)) for _ in range(2)]
+        pair = [wrap(keras.optimizers.SGD(0.1), clock=clock) for _ in variables]
+        for _ in range(10 if ranks.rank == 0 else 100):
+            for optimizer, variable in zip(pair, variables, strict=True):
+                gradient = tf.fill([3], tf.constant(1.0 + ranks.rank, tf.float64))
+                optimizer.apply_gradients([(gradient, variable)], samples=2)
+        for optimizer, variable in zip(pair, variables, strict=True):
+            optimizer.synchronize()
+            assert optimizer.samples_seen == 2 * (10 + 100 * (ranks.size - 1))
+            ranks.assert_same(variable.numpy().tolist(), "parameters")
+    options = {"clock": hvd.IntervalClock(0.01), "exchange": hvd.Gradients(delay=0)}
+    pair = [wrap(keras.optimizers.SGD(0.1), **options) for _ in variables]
+    for optimizer, variable in zip(pair, variables, strict=True):
+        optimizer.build([variable])
+    pair[0].apply_gradients([(gradient, variables[0])], samples=2)
+    with pytest.raises(hvd.RunError, match=r"two optimizers are in use.*Gradients\(delay=1\) for one of them"):
+        pair[1].apply_gradients([(gradient, variables[1])], samples=2)
+    pair[0].synchronize()

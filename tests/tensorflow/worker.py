@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 import warnings
+import weakref
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,7 @@ def _run(scenario: Scenario, number: int, ranks: Ranks) -> dict[str, Any]:
     faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
     # Whatever the scenario before has left behind, tensor names are new, and the same on all ranks.
     rounds._made = defaultdict(lambda: itertools.count(10 * number))
+    rounds._drivers = weakref.WeakSet()
     ranks.gather(None)
     keras.utils.set_random_seed(number)
     keras.backend.set_floatx("float64")

@@ -152,3 +152,51 @@ def refused_steps(ranks: Ranks) -> None:
     assert trial.optimizer.step(samples=4)
     trial.optimizer.synchronize()
     trial.check()
+
+
+# -- two optimizers --------------------------------------------------------------------------------------------------
+
+
+@scenario(gloo=True)
+def two_optimizers_of_unlike_length(ranks: Ranks) -> None:
+    """As of a GAN, in loops of unlike length and in an adaptive epoch: a rank at its end holds up nobody."""
+    task = Regression(240)
+    for clock in (hvd.SyncClock(), hvd.IntervalClock(0.01)):
+        models = [small_model(seed=seed) for seed in (1, 2)]
+        pair = [wrap(model, sgd(model), clock=clock) for model in models]
+
+        def micro_batches(indices: torch.Tensor, models: Any = models, pair: Any = pair) -> None:
+            for model, optimizer in zip(models, pair, strict=True):
+                task.loss(model, indices).backward()
+                optimizer.step(samples=len(indices))
+
+        for step in range(10 if ranks.rank == 0 else 150):
+            micro_batches(torch.arange(step, step + 2 + ranks.rank))
+        for optimizer in pair:
+            optimizer.synchronize()
+        seen = sum(ranks.gather((10 if ranks.rank == 0 else 150) * (2 + ranks.rank)))
+        assert [optimizer.samples_seen for optimizer in pair] == [seen, seen]
+        loader = torch.utils.data.DataLoader(
+            task,  # type: ignore[arg-type]
+            batch_size=4,
+            sampler=hvd.AdaptiveSampler(task, pair[0]),
+        )
+        for _ in range(2):
+            for indices in pair[0].epoch(loader):
+                micro_batches(indices)
+        pair[1].synchronize()
+        assert [optimizer.samples_seen for optimizer in pair] == [seen + 480, seen + 480]
+        for model in models:
+            ranks.assert_same(digest(model), "parameters")
+
+
+@scenario
+def two_optimizers_that_would_wait_for_one_another(ranks: Ranks) -> None:
+    """They are refused, on all ranks, before they do."""
+    options = {"clock": hvd.IntervalClock(0.01), "exchange": hvd.Gradients(delay=0)}
+    models = [small_model(seed=seed) for seed in (1, 2)]
+    pair = [wrap(model, sgd(model), **options) for model in models]
+    pair[0].step(samples=0)
+    with pytest.raises(hvd.RunError, match=r"two optimizers are in use.*Gradients\(delay=1\) for one of them"):
+        pair[1].step(samples=0)
+    pair[0].synchronize()
