@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from rich.table import Table
 
 from horovod_abs.bench.algorithms import ALGORITHMS
@@ -193,12 +195,30 @@ def draw(result: Result) -> Figure:
             axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
             axes.set_yticks(range(len(outcomes)), [_title(each["algorithm"]) for each in outcomes], fontsize=7)
             axes.set_title(f"{cluster}, {exchange} exchange", fontsize=9)
-            axes.set_xscale("log")
-            axes.set_xlim(0.8, None)
+            axes.margins(x=0.15)
+            axes.set_xlim(0, None)
             axes.grid(alpha=0.3, axis="x")
     for axes in grid[-1]:
         axes.set_xlabel("times the ideal machine's time", fontsize=8)
     grid[0][0].invert_yaxis()
+    return figure
+
+
+def draw_curves(result: Result, cluster: str, exchange: str) -> Figure:
+    """Accuracy against virtual time of the run in the middle, for each algorithm, over one exchange of one cluster."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    target, ideal = result["task"]["target"], result["clusters"][cluster]["ideal_seconds"]
+    for each in (each for each in result["outcomes"] if each["cluster"] == cluster):
+        times, _, accuracies = np.array([(0.0, 0.0, 0.0), *each["curves"][exchange]]).T
+        width = 2.2 if ALGORITHMS[each["algorithm"]].ours else 1.2
+        axes.plot(times, accuracies, linewidth=width, label=_title(each["algorithm"]))
+    axes.axhline(target, color="gray", linestyle=":", linewidth=1)
+    axes.axvline(ideal, color="gray", linestyle="--", linewidth=1, label="the ideal machine is there")
+    axes.set(xlabel="virtual seconds", ylabel="accuracy", ylim=(max(target - 0.3, 0), min(target + 0.05, 1)))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
     return figure
 
 

@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from horovod_abs.bench.verdict import cell, draw, gains, mean_gain, to_markdown, to_tables, verdicts, write_report
+from horovod_abs.bench.verdict import (
+    cell,
+    draw,
+    draw_curves,
+    gains,
+    mean_gain,
+    to_markdown,
+    to_tables,
+    verdicts,
+    write_report,
+)
 
 LIMIT = 60.0
 
@@ -15,8 +25,9 @@ def outcome(cluster: str, algorithm: str, short: float, long: float) -> dict[str
     medians = {"short": short, "long": long}
     seconds = {name: [None if median >= LIMIT else median] for name, median in medians.items()}
     trial = [0.04, 0.9, 2]
+    curves = {name: [(1.0, 100.0, 0.8), (2.0, 200.0, 0.9)] for name in medians}
     return {
-        **{"cluster": cluster, "algorithm": algorithm, "trial": trial, "settled": algorithm != "abs"},
+        **{"curves": curves, "cluster": cluster, "algorithm": algorithm, "trial": trial, "settled": algorithm != "abs"},
         **{"medians": medians, "seconds": seconds, "limit": LIMIT},
     }
 
@@ -74,6 +85,8 @@ def test_tables_and_text_and_picture_show_every_algorithm() -> None:
         assert all(title in text for title in ("synchronous SGD", "local SGD by speed", "ABS-SGD as published"))
         assert "0.04, 0.9 *" in text, "not settled"
     assert len(draw(RESULT).axes) == 4
+    lines = draw_curves(RESULT, "one", "long").axes[0].lines
+    assert [line.get_xydata().tolist() for line in lines[:4]] == [[[0, 0], [1, 0.8], [2, 0.9]]] * 4
 
 
 def test_a_report_keeps_what_people_wrote_around_the_benchmarks_part(tmp_path: Path) -> None:
