@@ -42,6 +42,7 @@ LAUNCH_SECONDS = 120.0
 
 INSTALL_HOROVOD = "horovod-abs install-horovod"
 _TITLES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "mpi": "MPI", "gloo": "Gloo"}
+_PACKAGES = {"torch": "torch", "tensorflow": "tensorflow-cpu"}
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
 
@@ -80,7 +81,7 @@ def examine(timeout: float = LAUNCH_SECONDS) -> Iterator[Check]:
             "Frameworks",
             "failure",
             "neither PyTorch nor TensorFlow works",
-            "pip install 'horovod-abs[torch]' or pip install 'horovod-abs[tensorflow]'",
+            "pip install torch or pip install tensorflow-cpu",
         )
         return
     sound = True
@@ -157,7 +158,7 @@ def check_framework(name: str) -> tuple[Check, str]:
         return Check(title, "failure", problem.what, problem.remedy), ""
     if version:
         return Check(title, "ok", version.split()[0]), version
-    return Check(title, "warning", "not installed", f"pip install 'horovod-abs[{name}]', then {INSTALL_HOROVOD}"), ""
+    return Check(title, "warning", "not installed", f"pip install {_PACKAGES[name]}, then {INSTALL_HOROVOD}"), ""
 
 
 def check_horovod(framework: str, abilities: installed.Abilities) -> Iterator[Check]:

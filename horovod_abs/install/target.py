@@ -83,7 +83,7 @@ class Target:
             raise SetupError(
                 Problem(
                     "Neither PyTorch nor TensorFlow is installed; Horovod is built against them.",
-                    "pip install 'horovod-abs[torch]' or pip install 'horovod-abs[tensorflow]'",
+                    "pip install torch or pip install tensorflow-cpu",
                 )
             )
         return cls(
