@@ -2,6 +2,8 @@
 
 python -m tests.notebooks.executing            # all, in place: their outputs are committed
 python -m tests.notebooks.executing 03_clocks
+
+06_docker_cluster wants a Docker engine and the image; without them its outputs only say so.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
@@ -29,6 +31,15 @@ def test_is_committed_with_outputs_and_nothing_private(name: str) -> None:
     assert "image/png" in text
     assert not any(place in text for place in ("/home/", "/root/", "/tmp/", "/work/", "site-packages"))
     assert "**Next:**" in notebook.cells[-1].source
+
+
+@pytest.mark.parametrize("name", executing.NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    notebook = nbformat.read(executing.FOLDER / f"{name}.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if not link.startswith("http")]
+    assert links
+    assert [link for link in links if not (executing.FOLDER / link).exists()] == []
 
 
 def test_an_assertion_that_fails_fails_the_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
