@@ -6,7 +6,9 @@ TensorFlow, run on two ranks, so that what only rank 0 does, and what every rank
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,20 +41,22 @@ def test_a_docstrings_examples_run(module: str, log: Path, tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
-    launched = {}
-    for framework, names in {"torch": GUIDES_FOR_TORCH, "tensorflow": FOR_TENSORFLOW}.items():
-        directory = tmp_path_factory.mktemp(framework)
-        worker = "tests.documentation.worker"
-        launched[framework] = Launch(worker, "mpi", 2, [framework, *names], directory)
-    return launched
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Launch]:
+    """Runs all examples of a framework, when it is first asked for one."""
+
+    @functools.cache
+    def launch(framework: str) -> Launch:
+        names = FOR_TENSORFLOW if framework == "tensorflow" else GUIDES_FOR_TORCH
+        return Launch("tests.documentation.worker", "mpi", 2, [framework, *names], tmp_path_factory.mktemp(framework))
+
+    return launch
 
 
 @pytest.mark.ranks
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [*GUIDES_FOR_TORCH, *FOR_TENSORFLOW])
-def test_an_example_runs_on_two_ranks(name: str, on_two_ranks: dict[str, Launch]) -> None:
-    on_two_ranks["tensorflow" if name in FOR_TENSORFLOW else "torch"].check(name)
+def test_an_example_runs_on_two_ranks(name: str, on_two_ranks: Callable[[str], Launch]) -> None:
+    on_two_ranks("tensorflow" if name in FOR_TENSORFLOW else "torch").check(name)
 
 
 @pytest.mark.parametrize(
