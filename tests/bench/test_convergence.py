@@ -57,7 +57,7 @@ def test_the_backward_pass_hides_what_it_hides_of_an_exchange() -> None:
 @pytest.mark.parametrize("name", ["dynamic", "steered"])
 def test_batches_by_speed_let_nobody_wait(name: str) -> None:
     """After the first epoch all ranks take as long, and the exchange is hidden."""
-    curve = train(job(name, 0.001, limit=6.0)).curve
+    curve = train(job(name, 0.001, limit=14.0)).curve  # given up at half of it
     (begin, first, _), (end, last, _) = curve[len(curve) // 2], curve[-1]
     assert (last - first) / (end - begin) == pytest.approx(STEADY.ideal, rel=0.08)
 
