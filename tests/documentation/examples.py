@@ -35,7 +35,7 @@ def guide_examples() -> dict[str, Framework]:
     for page in PAGES:
         framework: Framework = "torch"
         for number, source in enumerate(python_blocks(page)):
-            if "import horovod_abs." in source:
+            if "horovod_abs.torch" in source or "horovod_abs.tensorflow" in source:
                 framework = "tensorflow" if "horovod_abs.tensorflow" in source else "torch"
             found[f"{page.relative_to(ROOT)} {number}"] = framework
     return found
