@@ -20,10 +20,11 @@ def test_report_takes_the_median_of_rounds_and_the_larger_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "buffers"), [(["--rounds", "3"], 2.0), (["--rounds", "1", "--exchange", "lookahead"], 4.0)]
+    ("options", "buffers", "most"),
+    [(["--rounds", "5"], 2.0, 2.0), (["--rounds", "5", "--exchange", "lookahead"], 4.0, 4.0)],
 )
-def test_two_buffers_and_little_time(
-    options: list[str], buffers: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_buffers_and_little_time(
+    options: list[str], buffers: float, most: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overhead, "_SIDE", 8)  # an eighth of the work of a real image: the ratio is worse than real
     path = tmp_path / "overhead.json"
@@ -32,5 +33,5 @@ def test_two_buffers_and_little_time(
     result = json.loads(path.read_text())
     assert buffers - 1 < result["extra_buffers"] <= buffers
     assert result["peak_buffers"]["plain"]["step"] == pytest.approx(1.0, abs=1e-3)
-    assert result["time_ratio"] < 2.0
+    assert result["time_ratio"] < most
     assert "extra memory" in outcome.output
