@@ -18,6 +18,7 @@ from torch import nn
 
 from horovod_abs.bench.learners import Central, Replicated
 from horovod_abs.bench.tasks import Batches, Task
+from horovod_abs.bench.variants import ErrorFeedback, Muon
 from horovod_abs.bench.virtual import VirtualRank, VirtualTraining
 from horovod_abs.core.clocks import Clock, CountClock, SyncClock
 from horovod_abs.core.ledger import Entry, Ledger
@@ -83,13 +84,14 @@ class Made(NamedTuple):
     trial: Trial
     seed: int
     train_set: Any
+    kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
 
     def model(self) -> nn.Module:
         torch.manual_seed(self.seed)
         return self.task.model()
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
+        return self.kind(
             model.parameters(), self.trial.rate, momentum=self.trial.momentum, weight_decay=self.task.weight_decay
         )
 
@@ -105,6 +107,7 @@ class Algorithm:
         steps: The number of micro-batches in a round that the search begins with; ``None`` if there is no such number.
         ours: Whether it is one of this package.
         paper: Whether [ABS-SGD] compares with it or builds on it.
+        variant: Whether it is a variant that was tried once, and takes part only if it is named.
     """
 
     title: str
@@ -113,6 +116,7 @@ class Algorithm:
     steps: int | None = None
     ours: bool = False
     paper: bool = True
+    variant: bool = False
 
 
 # -- on the engine ---------------------------------------------------------------------------------------------------
@@ -316,6 +320,18 @@ def ideal(cluster: ClusterModel) -> ClusterModel:
     return replace(cluster, name="ideal", ranks=(RankModel(cost),), network=Measured(0.0), merge_seconds=0.0)
 
 
+def _with(kind: Callable[..., torch.optim.Optimizer], make: Callable[[Made], Training]) -> Callable[[Made], Training]:
+    return lambda made: make(made._replace(kind=kind))
+
+
+def _on_ideal(made: Made) -> Training:
+    return _synchronous(made._replace(cluster=ideal(made.cluster), exchange=0.0))
+
+
+def _outer(rate: float, momentum: float) -> Callable[[Made], Training]:
+    return P(_ours, ModelUpdates(64, outer=P(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0)))
+
+
 ALGORITHMS: Mapping[str, Algorithm] = {
     "ideal": Algorithm("the ideal machine", _synchronous, "", steps=4, paper=False),
     "synchronous": Algorithm("synchronous SGD", _synchronous, "Goyal et al., arXiv 1706.02677", steps=1),
@@ -345,5 +361,19 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "lookahead": Algorithm("ABS-SGD, lookahead", P(_ours, Gradients(staleness="lookahead")), "", ours=True),
     "cycles": Algorithm("model updates, algorithm 2", _cycles, "Talyansky et al., 2019", steps=8, ours=True),
     "updates": Algorithm("model updates, SyncClock", P(_ours, ModelUpdates(64)), "both papers", ours=True),
+    # tried beside them, and only if named
+    "workers": Algorithm("updates, equal weights", P(_ours, ModelUpdates(64, "workers")), "", ours=True, variant=True),
+    "state": Algorithm(
+        "updates, mean momentum", P(_ours, ModelUpdates(64, average_state=True)), "", ours=True, variant=True
+    ),
+    "outer-0.3": Algorithm("updates, outer 1, 0.3", _outer(1.0, 0.3), "", ours=True, variant=True),
+    "outer-0.6": Algorithm("updates, outer 0.7, 0.6", _outer(0.7, 0.6), "", ours=True, variant=True),
+    "outer-0.9": Algorithm("updates, outer 0.7, 0.9", _outer(0.7, 0.9), "arXiv 2502.12996", ours=True, variant=True),
+    "feedback": Algorithm(
+        "ABS-SGD, error feedback", _with(ErrorFeedback, P(_ours, Gradients())), "", ours=True, variant=True
+    ),
+    "muon": Algorithm("ABS-SGD, Muon", _with(Muon, P(_ours, Gradients())), "", ours=True, variant=True),
+    "updates-muon": Algorithm("updates, Muon", _with(Muon, P(_ours, ModelUpdates(64))), "", ours=True, variant=True),
+    "ideal-muon": Algorithm("the ideal machine, Muon", _with(Muon, _on_ideal), "", steps=4, ours=True, variant=True),
 }
 """By name. The ideal machine is no algorithm but the limit: one worker as quick as all together, and no exchange."""

@@ -421,6 +421,35 @@ def scaling(
     _write(result, json_file)
 
 
+@app.command()
+def accuracy(
+    speeds: Annotated[
+        Any, typer.Option(parser=_checked(options.positive_numbers), metavar="S,S,…", help="Of the hosts' devices.")
+    ] = "1,1,0.5,0.25",
+    micro_batch_ms: Annotated[float, typer.Option(help="Emulated time of a micro-batch of 16 at speed 1.")] = 100.0,
+    padding: Annotated[
+        Any, typer.Option(parser=_checked(_count), metavar="N", help="Idle parameters to exchange, e.g. 11e6.")
+    ] = "11e6",
+    rate: Annotated[str, typer.Option(metavar="RATE", help="Of each host's link: 1gbit, 100mbit.")] = "1gbit",
+    ways: Annotated[
+        Any, typer.Option(parser=_checked(_names), metavar="W,W,…", help="Of ssgd, lookahead, updates.")
+    ] = "ssgd,lookahead,updates",
+    seed: Annotated[int, typer.Option(help="Of model and data.")] = 0,
+    controller: Annotated[Controller, typer.Option(help="Horovod's.")] = Controller.mpi,
+    json_file: JsonFile = None,
+) -> None:
+    """Training time to 95 % on MNIST over hosts on a slow network, with the exchange of a large model; 10 minutes."""
+    from horovod_abs.bench import accuracy as bench
+
+    try:
+        setting = bench.Setting(speeds, micro_batch_ms, padding, rate, ways, seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    result = _measured(lambda: bench.measure(setting, controller.value))
+    Console().print(bench.to_table(result))
+    _write(result, json_file)
+
+
 def _measured(measure: Callable[[], Value]) -> Value:
     """Ends the command with what is wrong if hosts or ranks cannot be started."""
     try:

@@ -56,7 +56,8 @@ TUNING_SEED = 1000
 EXCHANGES = {"short": 0.25, "medium": 1.25, "long": 3.1}
 """Length of an exchange, in micro-batches of the slowest rank."""
 
-ALL = tuple(name for name in ALGORITHMS if name != "ideal")
+NAMES = tuple(name for name in ALGORITHMS if name != "ideal")
+ALL = tuple(name for name in NAMES if not ALGORITHMS[name].variant)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         for what, names, known in (
-            ("algorithm", self.algorithms, ALL),
+            ("algorithm", self.algorithms, NAMES),
             ("exchange", self.exchanges, EXCHANGES),
             ("task", (self.task,), TASKS),
         ):

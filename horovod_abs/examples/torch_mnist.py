@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Callable
 
 import horovod.torch as plain_horovod
 import torch
@@ -108,7 +109,7 @@ def train_plain(
 ALGORITHMS = {"abs": train_abs, PLAIN: train_plain}
 
 
-def main() -> None:
+def main(make_model: Callable[[], nn.Module] = mnist.SmallCNN) -> None:
     """Train as the command line says; rank 0 reports."""
     args = parse(__doc__)
     hvd.init()
@@ -123,7 +124,7 @@ def main() -> None:
         copy=copy.deepcopy,
         greatest=lambda value: float(hvd.allreduce(torch.tensor(value), op=hvd.Max, name="greatest")),
     )
-    model: nn.Module = mnist.SmallCNN()
+    model = make_model()
     summary, batches = ALGORITHMS[args.algorithm](args, model, train_set, trial)
     trial.finish(model, summary, batches, lambda kept: mnist.accuracy(kept, test_set))
 
