@@ -11,7 +11,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -239,8 +239,8 @@ def _local(made: Made) -> Training:
     return _OnEngine(made, _LocalSGD(MOST, "workers"), CountClock(made.trial.steps))
 
 
-def _proportional(made: Made) -> Training:
-    return _OnEngine(made, _LocalSGD(MOST), ProportionalSteps(made.trial.steps, made.cluster.size))
+def _proportional(made: Made, weighting: Literal["samples", "workers"] = "samples") -> Training:
+    return _OnEngine(made, _LocalSGD(MOST, weighting), ProportionalSteps(made.trial.steps, made.cluster.size))
 
 
 def _ours(exchange: Exchange, made: Made) -> Training:
@@ -320,16 +320,21 @@ def ideal(cluster: ClusterModel) -> ClusterModel:
     return replace(cluster, name="ideal", ranks=(RankModel(cost),), network=Measured(0.0), merge_seconds=0.0)
 
 
-def _with(kind: Callable[..., torch.optim.Optimizer], make: Callable[[Made], Training]) -> Callable[[Made], Training]:
-    return lambda made: make(made._replace(kind=kind))
+def _with(kind: Callable[..., torch.optim.Optimizer], make: Callable[[Made], Training], made: Made) -> Training:
+    return make(made._replace(kind=kind))
 
 
 def _on_ideal(made: Made) -> Training:
     return _synchronous(made._replace(cluster=ideal(made.cluster), exchange=0.0))
 
 
-def _outer(rate: float, momentum: float) -> Callable[[Made], Training]:
-    return P(_ours, ModelUpdates(64, outer=P(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0)))
+def _outer(rate: float, momentum: float, weighting: Literal["samples", "workers"], made: Made) -> Training:
+    outer = P(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=True)
+    return _ours(ModelUpdates(64, weighting, outer=outer), made)
+
+
+def _variant(title: str, make: Callable[[Made], Training], source: str = "") -> Algorithm:
+    return Algorithm(title, make, source, ours=True, paper=False, variant=True)
 
 
 ALGORITHMS: Mapping[str, Algorithm] = {
@@ -362,18 +367,22 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "cycles": Algorithm("model updates, algorithm 2", _cycles, "Talyansky et al., 2019", steps=8, ours=True),
     "updates": Algorithm("model updates, SyncClock", P(_ours, ModelUpdates(64)), "both papers", ours=True),
     # tried beside them, and only if named
-    "workers": Algorithm("updates, equal weights", P(_ours, ModelUpdates(64, "workers")), "", ours=True, variant=True),
-    "state": Algorithm(
-        "updates, mean momentum", P(_ours, ModelUpdates(64, average_state=True)), "", ours=True, variant=True
+    "workers": _variant("updates, equal weights", P(_ours, ModelUpdates(64, "workers"))),
+    "state": _variant("updates, mean momentum", P(_ours, ModelUpdates(64, average_state=True))),
+    "outer-0.3": _variant("updates, outer 1, 0.3", P(_outer, 1.0, 0.3, "samples")),
+    "outer-0.6": _variant("updates, outer 0.7, 0.6", P(_outer, 0.7, 0.6, "samples")),
+    "outer-0.9": _variant("updates, outer 0.7, 0.9", P(_outer, 0.7, 0.9, "samples"), "arXiv 2502.12996"),
+    "workers-outer": _variant("equal weights, outer 0.7, 0.6", P(_outer, 0.7, 0.6, "workers")),
+    "feedback": _variant("ABS-SGD, error feedback", P(_with, ErrorFeedback, P(_ours, Gradients())), "arXiv 2606.30634"),
+    "muon": _variant("ABS-SGD, Muon", P(_with, Muon, P(_ours, Gradients()))),
+    "updates-muon": _variant("updates, Muon", P(_with, Muon, P(_ours, ModelUpdates(64)))),
+    "workers-muon": _variant("equal weights, Muon", P(_with, Muon, P(_ours, ModelUpdates(64, "workers")))),
+    "proportional-workers": replace(
+        _variant("local SGD by speed, equal weights", P(_proportional, weighting="workers")), steps=8, ours=False
     ),
-    "outer-0.3": Algorithm("updates, outer 1, 0.3", _outer(1.0, 0.3), "", ours=True, variant=True),
-    "outer-0.6": Algorithm("updates, outer 0.7, 0.6", _outer(0.7, 0.6), "", ours=True, variant=True),
-    "outer-0.9": Algorithm("updates, outer 0.7, 0.9", _outer(0.7, 0.9), "arXiv 2502.12996", ours=True, variant=True),
-    "feedback": Algorithm(
-        "ABS-SGD, error feedback", _with(ErrorFeedback, P(_ours, Gradients())), "", ours=True, variant=True
+    "proportional-muon": replace(
+        _variant("local SGD by speed, Muon", P(_with, Muon, _proportional)), steps=8, ours=False
     ),
-    "muon": Algorithm("ABS-SGD, Muon", _with(Muon, P(_ours, Gradients())), "", ours=True, variant=True),
-    "updates-muon": Algorithm("updates, Muon", _with(Muon, P(_ours, ModelUpdates(64))), "", ours=True, variant=True),
-    "ideal-muon": Algorithm("the ideal machine, Muon", _with(Muon, _on_ideal), "", steps=4, ours=True, variant=True),
+    "ideal-muon": replace(_variant("the ideal machine, Muon", P(_with, Muon, _on_ideal)), steps=4),
 }
 """By name. The ideal machine is no algorithm but the limit: one worker as quick as all together, and no exchange."""
