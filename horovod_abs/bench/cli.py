@@ -297,6 +297,7 @@ def convergence(
     ] = Path("runs/convergence"),
     quick: Annotated[bool, typer.Option("--quick", help="To 80 % by four algorithms, in under a minute.")] = False,
     report: ReportFile = None,
+    section: Annotated[str | None, typer.Option(help="Of that file; by default the task's name.")] = None,
     plot: PlotFile = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -321,7 +322,7 @@ def convergence(
     for table in verdict.to_tables(result):
         console.print(table)
     if report is not None:
-        verdict.write_report(report, task, verdict.to_markdown(result))
+        verdict.write_report(report, section or task, verdict.to_markdown(result))
     _write(result, json_file)
     _save(lambda: verdict.draw(result), plot)
 

@@ -69,8 +69,9 @@ def mean_gain(found: Sequence[Gain]) -> float:
 
 
 def verdicts(result: Result) -> list[tuple[str, list[Gain]]]:
-    """What is compared with what, where the result has both."""
+    """What is compared with what, where the result has both; without the variants."""
     names = list(dict.fromkeys(each["algorithm"] for each in result["outcomes"]))
+    names = [name for name in names if not ALGORITHMS[name].variant]
     ours = [name for name in names if ALGORITHMS[name].ours]
     theirs = [name for name in names if not ALGORITHMS[name].ours]
     paper = [name for name in theirs if ALGORITHMS[name].paper]
@@ -121,10 +122,12 @@ def to_tables(result: Result) -> Iterator[Table]:
         for row in rows(result, cluster):
             table.add_row(*row)
         yield table
+    if not (compared := verdicts(result)):
+        return
     table = Table(title=f"How much sooner than the best baseline (the claim: {CLAIM:.2f} times)")
     for column in ("", *result["clusters"], "mean"):
         table.add_column(column, justify="right" if column else "left")
-    for title, found in verdicts(result):
+    for title, found in compared:
         table.add_row(title, *_by_cluster(result, found), f"{mean_gain(found):.2f}")
     yield table
 
@@ -147,10 +150,12 @@ def to_markdown(result: Result) -> str:
             "",
         ]
         lines += markdown_table(["", *setting["exchanges"], "rate, momentum, steps"], rows(result, cluster))
+    if not (compared := verdicts(result)):
+        return "\n".join(lines)
     lines += [f"**How much sooner than the best baseline** (the claim: {CLAIM:.2f} times on average)", ""]
-    body = [[title, *_by_cluster(result, found), f"**{mean_gain(found):.2f}**"] for title, found in verdicts(result)]
+    body = [[title, *_by_cluster(result, found), f"**{mean_gain(found):.2f}**"] for title, found in compared]
     lines += markdown_table(["", *result["clusters"], "mean"], body)
-    title, found = verdicts(result)[-1]
+    title, found = compared[-1]
     best = [[g.cluster, g.exchange, _title(g.ours), _title(g.baseline), f"{g.bound} {g.ratio:.2f}"] for g in found]
     lines += [f"{title}:", "", *markdown_table(["cluster", "exchange", "ours", "baseline", "times as fast"], best)]
     return "\n".join(lines)
